@@ -1,0 +1,328 @@
+"""The command line `specswap-host`, for the plays and for operators on the host."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Only what every command needs is imported here: a no-op swap is expected to take less than half a second.
+if TYPE_CHECKING:
+    from .context import Context, Paths
+    from .plan import Plan
+
+USAGE = 2
+REFUSED = 5
+INTERRUPTED = 6
+
+_EPILOG = """\
+exit codes: 0 swapped, nothing to do, or compared; 2 usage; 3 rolled back; 4 rollback failed; 5 refused, nothing was
+touched; 6 interrupted; 7 comparison failed
+
+examples:
+  specswap-host status
+  specswap-host swap ngram
+  specswap-host rollback
+  specswap-host history -n 5
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. What went wrong is said in one line on stderr."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.command(args))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (`| head`); the null device keeps the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    from .engines import EngineError
+    from .job import Busy
+    from .journal import JournalError
+    from .plan import PlanError
+    from .registry import RegistryError
+    from .state import StateError
+    from .systemd import SystemdError
+
+    if isinstance(error, Busy):
+        print(json.dumps({"refused": str(error), "owner": error.owner.to_dict() if error.owner else None}))
+        print(f"specswap-host: refused: {error}", file=sys.stderr)
+        return REFUSED
+    if isinstance(error, (PlanError, RegistryError, EngineError)):
+        print(f"specswap-host: {error}", file=sys.stderr)
+        return USAGE
+    if isinstance(error, (JournalError, StateError, SystemdError, OSError)):
+        print(f"specswap-host: refused: {error}", file=sys.stderr)
+        return REFUSED
+    raise error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="specswap-host",
+        description="Swap, compare and inspect the variants that this host serves.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--root", default=os.environ.get("SPECSWAP_ROOT", "/"), help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, call: Any, text: str, slot: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.set_defaults(command=call)
+        if slot:
+            sub.add_argument("--slot", metavar="S", help="the slot (default: the only one)")
+        return sub
+
+    sub = command("status", _status, "show what is committed, what really serves, and whether both agree")
+    sub.add_argument("--json", action="store_true", help="for machines")
+    sub = command("swap", _swap, "swap the slot to a registered variant and follow it to its end")
+    sub.add_argument("variant", metavar="VARIANT")
+    sub.add_argument("--json", action="store_true", help="print events as JSON lines")
+    sub = command("rollback", _rollback, "swap back to the variant that was active before")
+    sub.add_argument("--json", action="store_true", help="print events as JSON lines")
+    sub = command("compare", _compare, "compare two registered variants in alternating rounds")
+    sub.add_argument("arms", nargs=2, metavar="ARM")
+    sub.add_argument("--pairs", type=int, default=None, metavar="N", help="pairs of rounds (default: as registered)")
+    sub.add_argument("--quick", action="store_true", help="one pair, figures only, no verdict")
+    sub.add_argument("--json", action="store_true", help="print events as JSON lines")
+    command("submit", _submit, "read a plan (JSON) on stdin and start its job; prints job, slot, after", slot=False)
+    sub = command("follow", _follow, "print a job's events as JSON lines until it has finished")
+    sub.add_argument("--job", required=True, metavar="J")
+    sub.add_argument("--after", type=int, default=0, metavar="SEQ", help="only events after this sequence number")
+    sub.add_argument(
+        "--wait",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="return as soon as there are events, at the latest after SECONDS (default: follow to the end)",
+    )
+    sub.add_argument("--text", action="store_true", help="readable lines instead of JSON")
+    sub = command("run", _run, "carry out a submitted job (what the job's unit runs)")
+    sub.add_argument("--job", required=True, metavar="J")
+    command(
+        "diff", _diff, "read a plan (JSON) on stdin and print what it would change (JSON); touches nothing", slot=False
+    )
+    sub = command("history", _history, "list jobs with outcome, duration and downtime")
+    sub.add_argument("-n", type=int, default=20, metavar="N", help="the last N jobs (default 20)")
+    sub.add_argument("--json", action="store_true", help="for machines")
+    return parser
+
+
+def _paths(args: argparse.Namespace) -> Paths:
+    from .context import Paths
+
+    return Paths(Path(args.root))
+
+
+def _context(args: argparse.Namespace) -> Context:
+    from .context import Context
+
+    return Context(paths=_paths(args))
+
+
+def _slot(args: argparse.Namespace) -> str:
+    from .registry import pick_slot
+
+    return pick_slot(_paths(args), args.slot)
+
+
+def _plan_from_stdin() -> Any:
+    from .plan import PlanError
+
+    try:
+        return json.load(sys.stdin)
+    except ValueError as error:
+        raise PlanError(f"the plan on stdin is not JSON: {error}") from error
+
+
+# --- commands
+
+
+def _status(args: argparse.Namespace) -> int:
+    from .registry import slots
+    from .report import slot_status, status_text
+
+    ctx = _context(args)
+    names = [_slot(args)] if args.slot else slots(ctx.paths)
+    statuses = [slot_status(ctx, name) for name in names]
+    if args.json:
+        print(json.dumps({"schema": 1, "slots": statuses}))
+    else:
+        print("\n\n".join(status_text(status) for status in statuses) or "no slot on this host; run site.yml")
+    return 0
+
+
+def _history(args: argparse.Namespace) -> int:
+    from .registry import slots
+    from .report import history, history_text
+
+    paths = _paths(args)
+    names = [_slot(args)] if args.slot else slots(paths)
+    jobs = [entry for name in names for entry in history(paths, name)]
+    jobs = sorted(jobs, key=lambda entry: float(entry["started_at"]))[-args.n :]
+    print(json.dumps({"schema": 1, "jobs": jobs}) if args.json else history_text(jobs))
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from .plan import Plan
+    from .report import plan_diff
+
+    print(json.dumps(plan_diff(_context(args), Plan.from_dict(_plan_from_stdin()))))
+    return 0
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from .job import submit
+
+    print(json.dumps(submit(_plan_from_stdin(), _context(args)).to_dict()))
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from .job import run
+
+    return run(_slot_or_given(args), args.job, _context(args))
+
+
+def _slot_or_given(args: argparse.Namespace) -> str:
+    return args.slot or _slot(args)
+
+
+def _follow(args: argparse.Namespace) -> int:
+    """Exit code 0; 6 when the job's process is gone and no end is recorded."""
+    from .journal import Journal
+
+    paths, slot = _paths(args), _slot_or_given(args)
+    journal = Journal(paths.journal(slot))
+    after = args.after
+    while True:
+        events = journal.follow(args.job, after, 1.0 if args.wait is None else max(0.0, args.wait))
+        for event in events:
+            _show(event, not args.text)
+            after = event["seq"]
+            if event["event"] == "job_finished":
+                return 0
+        if not events and _is_gone(args, journal, slot):
+            print(f"specswap-host: job {args.job} ended without a result; the next job settles it", file=sys.stderr)
+            return INTERRUPTED
+        if args.wait is not None:
+            return 0
+
+
+def _is_gone(args: argparse.Namespace, journal: Any, slot: str) -> bool:
+    from .job import alive
+
+    if alive(_context(args), slot, args.job):
+        return False
+    # It may have finished between the last look at the journal and the look at its process.
+    return not any(event["event"] == "job_finished" for event in journal.read(job=args.job))
+
+
+def _show(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(event), flush=True)
+    else:
+        from .narrate import narrate
+
+        print(narrate(event), flush=True)
+
+
+def _swap(args: argparse.Namespace) -> int:
+    from .plan import Plan
+    from .registry import load
+
+    slot = _slot(args)
+    service = load(_paths(args), slot).service(args.variant)
+    return _submit_and_follow(args, Plan("swap", _job_id(), slot, _controller(), service=service))
+
+
+def _rollback(args: argparse.Namespace) -> int:
+    from .plan import Plan
+
+    return _submit_and_follow(args, Plan("rollback", _job_id(), _slot(args), _controller()))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from .plan import Plan
+    from .registry import RegistryError, load
+
+    slot = _slot(args)
+    registry = load(_paths(args), slot)
+    services = {arm: registry.service(arm) for arm in args.arms}
+    settings = registry.benchmark
+    missing = [key for key in ("suite", "request", "runner") if key not in settings]
+    if missing:
+        raise RegistryError(
+            f"slot {slot}: no benchmark settings are registered ({', '.join(missing)}); run compare.yml once"
+        )
+    data = {
+        "schema": 1,
+        "kind": "compare",
+        "job": _job_id(),
+        "slot": slot,
+        "arms": list(args.arms),
+        "services": {arm: service.to_dict() for arm, service in services.items()},
+        "pairs": 1 if args.quick else (args.pairs or settings.get("pairs", 4)),
+        "quick": args.quick,
+        "suite": settings["suite"],
+        "request": settings["request"],
+        "runner": settings["runner"],
+        "controller": _controller().to_dict(),
+    }
+    return _submit_and_follow(args, Plan.from_dict(data))
+
+
+def _job_id() -> str:
+    import secrets
+    import time
+
+    return time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + secrets.token_hex(3)
+
+
+def _controller() -> Any:
+    import socket
+
+    from . import __version__
+    from .plan import Controller
+
+    user = os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.getuid())
+    command = "specswap-host " + " ".join(sys.argv[1:])
+    return Controller(user, socket.gethostname(), command[:200], __version__)
+
+
+def _submit_and_follow(args: argparse.Namespace, plan: Plan) -> int:
+    from .job import alive, submit
+    from .journal import Journal
+
+    ctx = _context(args)
+    submitted = submit(plan.to_dict(), ctx)
+    journal = Journal(ctx.paths.journal(plan.slot))
+    after = submitted.after
+    try:
+        while True:
+            events = journal.follow(plan.job, after, 1.0, poll_s=0.02)
+            for event in events:
+                _show(event, args.json)
+                after = event["seq"]
+                if event["event"] == "job_finished":
+                    return int(event["detail"]["exit_code"])
+            if not events and not alive(ctx, plan.slot, plan.job) and not journal.read(after, plan.job):
+                print(f"specswap-host: job {plan.job} ended without a result; run it again", file=sys.stderr)
+                return INTERRUPTED
+    except KeyboardInterrupt:
+        hint = f"specswap-host follow --slot {plan.slot} --job {plan.job} --after {after} --text"
+        print(f"\nthe job goes on without you; see it with: {hint}", file=sys.stderr)
+        return INTERRUPTED

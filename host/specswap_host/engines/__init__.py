@@ -1,0 +1,18 @@
+"""Engine adapters: how one server software is asked whether it is alive, who it is, and to generate."""
+
+from __future__ import annotations
+
+from .base import Engine, EngineError, Finding, Probe
+
+__all__ = ["Engine", "EngineError", "Finding", "Probe", "get_engine"]
+
+ENGINES = ("llamacpp",)
+
+
+def get_engine(name: str) -> Engine:
+    """The adapter called `name`; raises `EngineError` with the known names."""
+    if name == "llamacpp":
+        from .llamacpp import LlamaCpp
+
+        return LlamaCpp()
+    raise EngineError(f'engine "{name}": this specswap-host has no such adapter (known: {", ".join(ENGINES)})')

@@ -1,0 +1,171 @@
+"""What every engine adapter answers, and the answers that all OpenAI-style servers share."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..plan import Service
+from .http import HttpError, Reply, request
+
+
+class EngineError(ValueError):
+    """An engine that this toolkit does not know."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason not to start: what is wrong and the way out."""
+
+    id: str
+    message: str
+    fix: str
+
+    def to_dict(self) -> dict[str, str]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One answer of a live server. `final` means: asking again cannot change it."""
+
+    ok: bool
+    message: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    final: bool = False
+
+
+class Engine(Protocol):
+    """The adapter of one server software. Every live question has a hard deadline in seconds."""
+
+    name: str
+
+    def static_checks(self, service: Service) -> list[Finding]:
+        """What can be seen in the plan alone, before anything stops."""
+
+    def phase(self, line: str) -> str | None:
+        """The start-up phase that this log line announces."""
+
+    def health(self, service: Service, timeout_s: float) -> Probe:
+        """Tier 2: the server says that it is ready."""
+
+    def identity(self, service: Service, timeout_s: float) -> Probe:
+        """Tier 3, the part over HTTP: served names and the live settings that the engine shows."""
+
+    def argv_matches(self, service: Service, live: list[str]) -> bool:
+        """Tier 3, the part from /proc: the running command line is the planned one."""
+
+    def complete(self, service: Service, timeout_s: float) -> Probe:
+        """Tier 4: the server generates."""
+
+
+class OpenAiEngine:
+    """Probes that hold for any server with /health, /v1/models and /v1/chat/completions."""
+
+    name = "openai"
+    phases: tuple[tuple[str, re.Pattern[str]], ...] = ()
+
+    def static_checks(self, service: Service) -> list[Finding]:
+        return []
+
+    def phase(self, line: str) -> str | None:
+        for name, pattern in self.phases:
+            if pattern.search(line):
+                return name
+        return None
+
+    def argv_matches(self, service: Service, live: list[str]) -> bool:
+        return list(service.argv) == live
+
+    def health(self, service: Service, timeout_s: float) -> Probe:
+        try:
+            reply = self._ask(service, "GET", "/health", None, timeout_s)
+        except HttpError as error:
+            return Probe(False, str(error))
+        evidence = {"status": reply.status, "http_s": round(reply.seconds, 4)}
+        return Probe(reply.status == 200, f"GET /health: HTTP {reply.status}", evidence)
+
+    def identity(self, service: Service, timeout_s: float) -> Probe:
+        try:
+            reply = self._ask(service, "GET", "/v1/models", None, timeout_s)
+            if reply.status != 200:
+                return Probe(False, f"GET /v1/models: HTTP {reply.status}")
+            listing = reply.json()
+        except HttpError as error:
+            return Probe(False, str(error))
+        names = served_names(listing)
+        evidence: dict[str, Any] = {"served": names, "identity": service.identity}
+        if service.identity not in names:
+            message = f"served names {names} do not contain {service.identity}: another variant answers"
+            return Probe(False, message, evidence, final=True)
+        return self.live_settings(service, timeout_s, evidence)
+
+    def live_settings(self, service: Service, timeout_s: float, evidence: dict[str, Any]) -> Probe:
+        """Compare what the engine shows about itself with the plan; a generic server shows nothing."""
+        return Probe(True, f"serves as {service.identity}", evidence)
+
+    def complete(self, service: Service, timeout_s: float) -> Probe:
+        body = {
+            "model": service.identity,
+            "messages": [{"role": "user", "content": "Count from 1 to 5."}],
+            "max_tokens": 16,
+            "temperature": 0.0,
+            "stream": False,
+        }
+        try:
+            reply = self._ask(service, "POST", "/v1/chat/completions", body, timeout_s)
+            if reply.status != 200:
+                # A server may still be warming up (5xx); a refused request (4xx) stays refused.
+                text = reply.body[:200].decode("utf-8", "replace")
+                final = 400 <= reply.status < 500 and reply.status not in (408, 425, 429)
+                return Probe(False, f"completion: HTTP {reply.status}: {text}", {"status": reply.status}, final)
+            answer = reply.json()
+        except HttpError as error:
+            return Probe(False, str(error))
+        return judge_completion(service, answer, reply)
+
+    def _ask(self, service: Service, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
+        return request(service.slot.bind, service.slot.port, method, path, body, timeout_s)
+
+
+def served_names(listing: Any) -> list[str]:
+    """Names in a /v1/models reply: ids and, where the server lists them, aliases."""
+    names: list[str] = []
+    data = listing.get("data") if isinstance(listing, dict) else None
+    for entry in data if isinstance(data, list) else []:
+        if not isinstance(entry, dict):
+            continue
+        aliases = entry.get("aliases")
+        for name in [entry.get("id"), *(aliases if isinstance(aliases, list) else [])]:
+            if isinstance(name, str) and name not in names:
+                names.append(name)
+    return names
+
+
+def judge_completion(service: Service, answer: Any, reply: Reply) -> Probe:
+    """Real tokens: text, a finish reason, usage that counts them, under our own name."""
+    try:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        text = (message.get("content") or "") + (message.get("reasoning_content") or "")
+        finish, usage, model = choice.get("finish_reason"), answer.get("usage") or {}, answer.get("model")
+        tokens = usage.get("completion_tokens")
+    except (AttributeError, KeyError, IndexError, TypeError):
+        return Probe(False, f"completion: not an OpenAI-style reply: {reply.body[:160]!r}", final=True)
+    evidence = {
+        "text": text[:80],
+        "finish_reason": finish,
+        "completion_tokens": tokens,
+        "model": model,
+        "http_s": round(reply.seconds, 4),
+    }
+    if not text.strip():
+        return Probe(False, "completion: the text is empty", evidence, final=True)
+    if not finish:
+        return Probe(False, "completion: no finish_reason", evidence, final=True)
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens <= 0:
+        return Probe(False, f"completion: usage.completion_tokens is {tokens!r}, expected > 0", evidence, final=True)
+    if model != service.identity:
+        return Probe(False, f"completion: model is {model!r}, expected {service.identity!r}", evidence, final=True)
+    return Probe(True, f"{tokens} tokens in {reply.seconds:.2f} s", evidence)

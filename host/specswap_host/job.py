@@ -1,0 +1,327 @@
+"""Jobs: a plan taken in, carried out by a transient unit, journaled to its end, settled when it broke off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .atomic import read_json, write_json
+from .context import Context
+from .journal import Event, Journal, JournalError
+from .lock import LockBusy, Owner, SlotLock, holder
+from .plan import Plan, PlanError
+from .swap import EXIT_CODES, SwapResult, restore_committed, run_swap
+from .systemd import SystemdError
+
+REFUSED = EXIT_CODES["refused"]
+# The submitting process lets go of the lock just before the job takes it.
+LOCK_PATIENCE_S = 5.0
+
+_BEGAN = ("stop_started", "start_requested")
+_ENDED = ("committed", "rolled_back", "rollback_failed")
+
+
+class Busy(Exception):
+    """The slot has a job; `owner` says whose, as far as it is known."""
+
+    def __init__(self, message: str, owner: Owner | None) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that was taken in; follow its events after `after`."""
+
+    job: str
+    slot: str
+    after: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """What a step of a job works with; `plan` is the job's own."""
+
+    journal: Journal
+    ctx: Context
+    plan: Plan
+
+
+def job_unit(slot: str) -> str:
+    return f"specswap-job-{slot}.service"
+
+
+def open_job(slot: str, job: str, ctx: Context | None = None, catch_signals: bool = False) -> OpenJob:
+    """Journal, context and plan of a job whose lock the caller, or the caller's parent, holds.
+
+    With `catch_signals`, SIGTERM and SIGINT set `ctx.cancel`: a running swap then gives the slot back and ends as
+    `interrupted`. Raises `PlanError` when the job has no usable plan.
+    """
+    ctx = ctx or Context()
+    if catch_signals:
+        _catch_signals(ctx.cancel.set)
+    return OpenJob(Journal(ctx.paths.journal(slot)), ctx, load_plan(ctx, slot, job))
+
+
+def load_plan(ctx: Context, slot: str, job: str) -> Plan:
+    """The stored plan of a job; raises `PlanError` that names the file."""
+    path = ctx.paths.plan(slot, job)
+    try:
+        return Plan.from_dict(read_json(path))
+    except FileNotFoundError as error:
+        raise PlanError(f"{path}: job {job} was never submitted on this host") from error
+    except (OSError, PlanError, ValueError) as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
+# --- submit
+
+
+def submit(data: Any, ctx: Context) -> Submitted:
+    """Take a plan in and start its job as a transient unit, which outlives this process and its login.
+
+    A job id that is already known is not an error: it can be followed, and is started again when its process is
+    gone before its end. Raises `PlanError`, `Busy` (nothing was touched), `JournalError` or `SystemdError`.
+    """
+    plan = Plan.from_dict(data)
+    journal = Journal(ctx.paths.journal(plan.slot))
+    known = journal.read(job=plan.job)
+    after = int(known[0]["seq"]) - 1 if known else 0
+    if known and (known[-1]["event"] == "job_finished" or alive(ctx, plan.slot, plan.job)):
+        return Submitted(plan.job, plan.slot, after)
+    unit = job_unit(plan.slot)
+    owner = _owner(plan)
+    lock = SlotLock(ctx.paths.lock(plan.slot))
+    try:
+        lock.acquire(owner)
+    except LockBusy as busy:
+        raise Busy(str(busy), busy.owner) from busy
+    except OSError as error:
+        raise JournalError(f"{lock.path}: {error.strerror or error}; run as root, or make room there") from error
+    with lock:
+        (state,) = ctx.systemd.show(unit)
+        if state.running:
+            raise Busy(f"the slot is busy: {unit} is {state.active_state}", None)
+        path = ctx.paths.plan(plan.slot, plan.job)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, plan.to_dict(), 0o600)
+        except OSError as error:
+            raise JournalError(f"{path}: cannot be written ({error.strerror or error}); free space there") from error
+        if not known:
+            after = int(journal.append(plan.job, "job_accepted", **_accepted_detail(plan))["seq"]) - 1
+    package = Path(__file__).resolve().parent
+    argv = [sys.executable, "-m", package.name, "run", "--slot", plan.slot, "--job", plan.job]
+    # The job keeps the toolkit it was started with, even if `current` is switched meanwhile.
+    env = {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ctx.systemd.run_transient(unit, argv, f"specswap job {plan.job} on slot {plan.slot}", env)
+    except SystemdError as error:
+        result = SwapResult("refused", 0.0, None, f"the job could not be started: {error}", "submit it again")
+        journal.append(plan.job, "job_finished", **result.to_detail())
+        raise
+    return Submitted(plan.job, plan.slot, after)
+
+
+def alive(ctx: Context, slot: str, job: str) -> bool:
+    """True while the process of an unfinished job exists, or is just being started."""
+    owner = holder(ctx.paths.lock(slot))
+    if owner is not None:
+        return owner.job == job
+    (state,) = ctx.systemd.show(job_unit(slot))
+    return state.running
+
+
+def _accepted_detail(plan: Plan) -> dict[str, Any]:
+    detail: dict[str, Any] = {"kind": plan.kind, **plan.controller.to_dict()}
+    if plan.service is not None:
+        detail.update(variant=plan.service.variant, unit=plan.service.unit, plan_hash=plan.service.plan_hash)
+    if plan.arms:
+        detail.update(arms=list(plan.arms), pairs=plan.pairs)
+    return detail
+
+
+def _owner(plan: Plan) -> Owner:
+    asked = plan.controller
+    return Owner(os.getpid(), plan.job, asked.user, asked.host, asked.command or plan.kind, time.time())
+
+
+# --- run
+
+
+def run(slot: str, job: str, ctx: Context) -> int:
+    """Carry a submitted job out; returns its exit code. Always ends with the event `job_finished`."""
+    child: list[subprocess.Popen[bytes]] = []
+
+    def asked_to_end() -> None:
+        ctx.cancel.set()
+        for process in child:
+            process.send_signal(signal.SIGTERM)
+
+    _catch_signals(asked_to_end)
+    plan = load_plan(ctx, slot, job)
+    journal = Journal(ctx.paths.journal(slot))
+    finished = [event for event in journal.read(job=job) if event["event"] == "job_finished"]
+    if finished:
+        return int(finished[0]["detail"]["exit_code"])
+    began = ctx.clock.mono()
+    lock = SlotLock(ctx.paths.lock(slot))
+    extra: dict[str, Any] = {}
+    try:
+        _acquire(lock, _owner(plan))
+        try:
+            _note(journal, job, "lock_taken", leftover=lock.leftover.describe() if lock.leftover else None)
+            settle(plan, journal, ctx)
+            if plan.kind == "compare":
+                result, extra = _run_child(plan, journal, ctx, lock, child)
+            else:
+                result = run_swap(plan, journal, ctx)
+        except Exception as error:
+            # A defect of ours must not leave a job without an end; what it began is settled by the next job.
+            import traceback
+
+            report = {"traceback": traceback.format_exc().splitlines()[-20:]}
+            seconds = round(ctx.clock.mono() - began, 3)
+            cause = f"{type(error).__name__}: {error}"
+            result = SwapResult("interrupted", seconds, None, cause, "run any job: it settles this one", None, report)
+        # The end is written under the lock, so that no successor takes this job for a broken one.
+        _note(journal, job, "job_finished", **{**result.to_detail(), **extra})
+    except LockBusy as busy:
+        result = SwapResult(
+            "refused", round(ctx.clock.mono() - began, 3), None, str(busy), "wait for it, then try again"
+        )
+        _note(journal, job, "job_finished", **result.to_detail())
+    finally:
+        lock.release()
+    return result.exit_code
+
+
+def _acquire(lock: SlotLock, owner: Owner) -> None:
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            lock.acquire(owner)
+            return
+        except LockBusy:
+            if time.monotonic() >= deadline:
+                raise
+
+
+def _note(journal: Journal, job: str, event: str, **detail: Any) -> None:
+    try:
+        journal.append(job, event, **detail)
+    except JournalError as error:
+        # The swap itself decides what a full disk means; the frame around it only reports.
+        print(f"{event}: {detail} (not in the journal: {error})", file=sys.stderr)
+
+
+def _catch_signals(action: Callable[[], None]) -> None:
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        action()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, handler)
+
+
+def _run_child(
+    plan: Plan, journal: Journal, ctx: Context, lock: SlotLock, child: list[subprocess.Popen[bytes]]
+) -> tuple[SwapResult, dict[str, Any]]:
+    """Run a comparison's runner as a child that shares the lock, and clean up after it if it broke off."""
+    began = ctx.clock.mono()
+    argv = [*plan.runner, "--plan", str(ctx.paths.plan(plan.slot, plan.job))]
+    package = Path(__file__).resolve().parent
+    env = {**os.environ, "PYTHONPATH": str(package.parent)}
+    try:
+        process = subprocess.Popen(argv, env=env, pass_fds=(lock.fileno(),), stdin=subprocess.DEVNULL)
+    except OSError as error:
+        cause = f"{plan.runner[0]}: {error.strerror}"
+        return SwapResult("compare_failed", 0.0, None, cause, "run site.yml: it builds the benchmark environment"), {}
+    child.append(process)
+    if ctx.cancel.is_set():
+        process.send_signal(signal.SIGTERM)
+    code = process.wait()
+    child.clear()
+    events = journal.read(job=plan.job)
+    extra = {"session": next((e["detail"]["session"] for e in events if e["detail"].get("session")), None)}
+    if broke_off(events):
+        proven, did = restore_committed(plan, journal, ctx)
+        _note(
+            journal, plan.job, "settled", settled_job=plan.job, found="the runner ended in a swap", did=did, ok=proven
+        )
+    seconds = round(ctx.clock.mono() - began, 3)
+    if code == 0:
+        return SwapResult("compared", seconds), extra
+    if ctx.cancel.is_set():
+        return SwapResult("interrupted", seconds, None, "asked to end", "run the comparison again"), extra
+    failed = [e["detail"] for e in events if e["event"] == "block_failed"]
+    cause = str(failed[0].get("cause") or failed[0]) if failed else f"{plan.runner[0]} ended with exit code {code}"
+    advice = f"read its output: journalctl -u {job_unit(plan.slot)}"
+    return SwapResult("compare_failed", seconds, None, cause, advice), extra
+
+
+# --- settle
+
+
+def broke_off(events: Sequence[Event]) -> bool:
+    """True when the events of a job end in the middle of a swap: something was stopped or started, nothing decided."""
+    open_swap = False
+    for event in events:
+        if event["event"] in _BEGAN:
+            open_swap = True
+        elif event["event"] in _ENDED:
+            open_swap = False
+    return open_swap
+
+
+def settle(plan: Plan, journal: Journal, ctx: Context) -> list[str]:
+    """End every job that has no `job_finished`, except the plan's own; gives their ids.
+
+    Where one broke off in a swap, the committed service is brought back through the gate first.
+    """
+    jobs: dict[str, list[Event]] = {}
+    for event in journal.read():
+        jobs.setdefault(event["job"], []).append(event)
+    settled = []
+    for job, events in jobs.items():
+        names = [event["event"] for event in events]
+        if "job_finished" in names or "job_accepted" not in names:
+            continue
+        broken = broke_off(events)
+        if job == plan.job:
+            # The same job run again, after its own process was killed.
+            if broken:
+                _settle_one(plan, journal, ctx, job, names, broken)
+            continue
+        _settle_one(plan, journal, ctx, job, names, broken)
+        seconds = round(float(events[-1]["t_wall"]) - float(events[0]["t_wall"]), 3)
+        result = SwapResult("interrupted", seconds, None, f"its process ended after {names[-1]}", "submit it again")
+        _note(journal, job, "job_finished", **result.to_detail(), settled_by=plan.job)
+        settled.append(job)
+    return settled
+
+
+def _settle_one(plan: Plan, journal: Journal, ctx: Context, job: str, names: Sequence[str], broken: bool) -> None:
+    found = f"it ended after {names[-1]}"
+    did, proven = "nothing to do", True
+    if broken or "committed" in names:
+        also_stop: list[str] = []
+        try:
+            for service in load_plan(ctx, plan.slot, job).all_services():
+                also_stop += [service.unit, *service.rivals]
+        except PlanError:
+            pass  # its plan is gone: the units that this plan and the state name are looked at all the same
+        proven, did = restore_committed(plan, journal, ctx, also_stop)
+    _note(journal, plan.job, "settled", settled_job=job, found=found, did=did, ok=proven)

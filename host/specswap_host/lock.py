@@ -1,0 +1,120 @@
+"""One job per slot: flock on `<slot>/lock`, with a record of who holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds, or last held, the lock; `started` is Unix time."""
+
+    pid: int
+    job: str
+    user: str = ""
+    host: str = ""
+    command: str = ""
+    started: float = 0.0
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, time.time() - self.started)
+
+    def describe(self) -> str:
+        who = f"{self.user or '?'}@{self.host or '?'}"
+        return f"job {self.job} of {who} ({self.command or '?'}), pid {self.pid}, for {self.age_s:.0f} s"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "age_s": round(self.age_s, 1)}
+
+
+class LockBusy(Exception):
+    """Another job holds the slot; `owner` is None when its record is unreadable."""
+
+    def __init__(self, path: Path, owner: Owner | None) -> None:
+        self.owner = owner
+        super().__init__(f"the slot is busy: {owner.describe() if owner else f'{path} is locked'}")
+
+
+class SlotLock:
+    """The kernel releases the lock with its holder, so a dead owner can only leave a record behind.
+
+    After `acquire`, `leftover` is the record of an owner that ended without releasing, or None.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.leftover: Owner | None = None
+        self._fd = -1
+
+    def acquire(self, owner: Owner) -> SlotLock:
+        """Take the lock or raise `LockBusy` with the present owner, within a quarter of a second.
+
+        The short patience is for `holder`, which itself holds a shared lock for an instant.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        for attempt in range(6):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if attempt == 5:
+                    record = _read(fd)
+                    os.close(fd)
+                    raise LockBusy(self.path, record) from error
+                time.sleep(0.05)
+        self._fd = fd
+        self.leftover = _read(fd)
+        # The record is information only: a full disk must not keep anybody from the lock itself.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(asdict(owner)).encode(), 0)
+        return self
+
+    def fileno(self) -> int:
+        """The locked descriptor; a child that inherits it keeps the slot locked for as long as it lives."""
+        return self._fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> SlotLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def holder(path: Path) -> Owner | None:
+    """The live owner of the lock, or None when it is free; never waits."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except OSError:
+        return _read(fd) or Owner(0, "?")
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int) -> Owner | None:
+    try:
+        data = json.loads(os.pread(fd, 65536, 0) or b"null")
+        return Owner(**data) if data else None
+    except (OSError, ValueError, TypeError):
+        return None

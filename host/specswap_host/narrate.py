@@ -1,0 +1,129 @@
+"""One readable line per event: the same words in the command line and in the plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Detail = Mapping[str, Any]
+
+
+def narrate(event: Mapping[str, Any]) -> str:
+    """`[12.3 s] tier 2 health: HTTP 200 after 1.9 s`; unknown events are shown as they are, never dropped."""
+    detail = event.get("detail") or {}
+    name = str(event.get("event", "?"))
+    elapsed = detail.get("elapsed_s")
+    stamp = f"[{elapsed:6.1f} s] " if isinstance(elapsed, (int, float)) else ""
+    words = _WORDS.get(name)
+    try:
+        text = words(event, detail) if words else _plain(name, detail)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        text = _plain(name, detail)
+    return stamp + text
+
+
+def _plain(name: str, detail: Detail) -> str:
+    shown = ", ".join(
+        f"{key}={value}" for key, value in detail.items() if key != "elapsed_s" and value not in ("", None)
+    )
+    return name.replace("_", " ") + (f": {shown}" if shown else "")
+
+
+def _seconds(value: Any) -> str:
+    return f"{value:.1f} s" if isinstance(value, (int, float)) else "?"
+
+
+def _list(values: Any) -> str:
+    return ", ".join(str(value) for value in values) if values else "nothing"
+
+
+def _accepted(event: Mapping[str, Any], detail: Detail) -> str:
+    who = "@".join(part for part in (detail.get("user"), detail.get("host")) if part)
+    what = detail.get("variant") or " and ".join(detail.get("arms") or []) or "the previous variant"
+    return f"job {event['job']}: {detail['kind']} to {what}" + (f", for {who}" if who else "")
+
+
+def _lock(_: Mapping[str, Any], detail: Detail) -> str:
+    leftover = detail.get("leftover")
+    return "slot locked" + (f"; the last owner ended without releasing it: {leftover}" if leftover else "")
+
+
+def _preflight_failed(_: Mapping[str, Any], detail: Detail) -> str:
+    findings = [f"{one['message']} -> {one['fix']}" for one in detail["findings"]]
+    return "preflight refused, nothing was touched: " + "; ".join(findings)
+
+
+def _stopped(_: Mapping[str, Any], detail: Detail) -> str:
+    killed = f", {_list(detail['killed'])} had to be killed" if detail.get("killed") else ""
+    return f"stopped {_list(detail['units'])} in {_seconds(detail['seconds'])}{killed}"
+
+
+def _tier_passed(event: Mapping[str, Any], detail: Detail) -> str:
+    evidence = detail.get("evidence") or {}
+    shown = {
+        0: lambda: f"pid {evidence['main_pid']}, no restart",
+        1: lambda: f"port held by pid {_list(evidence['pids'])} of the unit",
+        2: lambda: f"HTTP {evidence['status']}",
+        3: lambda: f"serves {evidence['identity']}",
+        4: lambda: f"{evidence['completion_tokens']} tokens, {evidence['finish_reason']}",
+    }
+    tier = event["tier"]
+    try:
+        text = shown[tier]()
+    except KeyError:
+        text = "passed"
+    return f"tier {tier} {detail['name']}: {text}, after {_seconds(detail['seconds'])}"
+
+
+def _crashed(_: Mapping[str, Any], detail: Detail) -> str:
+    delay = detail.get("verdict_delay_s")
+    seen = f" (seen {delay:.2f} s after it died)" if isinstance(delay, (int, float)) else ""
+    lines = detail.get("traceback") or detail.get("lines") or []
+    return f"CRASHED: {detail['message']}{seen}" + "".join(f"\n    {line}" for line in lines[-12:])
+
+
+def _finished(_: Mapping[str, Any], detail: Detail) -> str:
+    text = f"{str(detail['outcome']).upper()} in {_seconds(detail['seconds'])}"
+    if detail.get("downtime_s"):
+        text += f", {_seconds(detail['downtime_s'])} without service"
+    if detail.get("active"):
+        text += f"; active: {detail['active']}"
+    if detail.get("cause"):
+        text += f"\n    cause: {detail['cause']}"
+    if detail.get("advice"):
+        text += f"\n    what to do: {detail['advice']}"
+    return text
+
+
+def _rolled_back(_: Mapping[str, Any], detail: Detail) -> str:
+    if not detail.get("variant"):
+        return str(detail["message"])
+    return f"rolled back: {detail['variant']} serves again, proven through the gate"
+
+
+_WORDS: dict[str, Callable[[Mapping[str, Any], Detail], str]] = {
+    "job_accepted": _accepted,
+    "lock_taken": _lock,
+    "settled": lambda _, d: f"settled unfinished job {d['settled_job']}: {d['found']}; {d['did']}",
+    "preflight_passed": lambda _, d: f"preflight of {d['variant']} passed in {_seconds(d['seconds'])}",
+    "preflight_failed": _preflight_failed,
+    "stop_started": lambda _, d: f"stopping {_list(d['units'])}",
+    "stopped": _stopped,
+    "handover_proven": lambda _, d: f"hand-over proven: port {d['port']} free, no process left",
+    "handover_failed": lambda _, d: f"hand-over failed: {d['message']}",
+    "start_requested": lambda _, d: f"starting {d['unit']}" + (" (unit file written)" if d.get("unit_written") else ""),
+    "phase": lambda _, d: f"engine: {d['name']}",
+    "stalled": lambda _, d: f"silent for {_seconds(d['silent_s'])}; last line: {d['last_line'] or 'none'}",
+    "tier_passed": _tier_passed,
+    "tier_failed": lambda _, d: f"FAILED {d['message']}",
+    "crashed": _crashed,
+    "soak_passed": lambda _, d: f"soak passed: {d['polls']} looks in {_seconds(d['seconds'])}",
+    "committed": lambda _, d: (
+        f"committed: {d['variant']} is active" + (f"; {d['warning']}" if d.get("warning") else " and starts at boot")
+    ),
+    "rollback_started": lambda _, d: f"giving the slot back to {d['to_variant'] or 'nobody'}",
+    "rolled_back": _rolled_back,
+    "rollback_failed": lambda _, d: f"ROLLBACK FAILED: {d['second_cause']}; port: {_list(d['host'].get('port'))}",
+    "job_finished": _finished,
+    "journal_repaired": lambda _, d: f"journal repaired: a torn last line of {d['cut_bytes']} bytes was cut off",
+}

@@ -1,0 +1,252 @@
+"""What a host says about its slots: status, history, and what a plan would change. Reads only."""
+
+from __future__ import annotations
+
+import difflib
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from . import registry as registries
+from . import state as states
+from .context import Context, Paths
+from .gate import prove_now
+from .job import broke_off, job_unit
+from .journal import Event, Journal
+from .lock import holder
+from .plan import Plan, PlanError, Service
+from .preflight import preflight
+from .procfs import unit_of
+from .state import StateError
+from .swap import slot_units, unit_on_disk
+from .systemd import SystemdError
+
+
+def slot_status(ctx: Context, slot: str) -> dict[str, Any]:
+    """Committed state, live truth, and whether both agree; `reasons` says what does not.
+
+    Keys: slot, wanted, active, previous, live {unit, port, tiers}, agree, reasons, busy, unfinished, registered.
+    """
+    status: dict[str, Any] = {"slot": slot, "active": None, "previous": None, "wanted": None, "registered": []}
+    reasons: list[str] = []
+    services: list[Service] = []
+    try:
+        registry = registries.load(ctx.paths, slot)
+        services = list(registry.services.values())
+        status["registered"], status["wanted"] = sorted(registry.services), registry.wanted
+    except registries.RegistryError as error:
+        reasons.append(str(error))
+    state = states.State(slot)
+    try:
+        state = states.load(ctx.paths.state(slot), slot)
+    except StateError as error:
+        reasons.append(str(error))
+    live: dict[str, Any] = {"unit": None, "port": [], "tiers": [], "problem": ""}
+    place = state.active.service.slot if state.active else (services[0].slot if services else None)
+    try:
+        units = slot_units(state, services)
+        running = [one.unit for one in ctx.systemd.show(*units) if one.running]
+        if state.active:
+            service = state.active.service
+            status["active"] = {
+                "variant": service.variant,
+                "unit": service.unit,
+                "since": state.active.since,
+                "job": state.active.job,
+                "proven_tiers": list(state.active.tiers),
+                "plan_hash": service.plan_hash,
+                "identity": service.identity,
+                "release": service.release,
+            }
+            proof = prove_now(ctx, service)
+            live.update(tiers=list(proof.tiers), problem=proof.problem)
+            live["unit"] = {
+                "name": service.unit,
+                "active_state": proof.unit.active_state,
+                "sub_state": proof.unit.sub_state,
+                "main_pid": proof.unit.main_pid,
+                "n_restarts": proof.unit.n_restarts,
+                "invocation_id": proof.unit.invocation_id,
+                "enabled": proof.unit.unit_file_state == "enabled",
+            }
+            if not proof.ok:
+                reasons.append(proof.problem)
+            if proof.ok and proof.unit.unit_file_state != "enabled":
+                reasons.append(f"{service.unit} is {proof.unit.unit_file_state}: it would not start at boot")
+            if unit_on_disk(ctx, service.unit) != service.unit_text:
+                reasons.append(f"{ctx.paths.unit(service.unit)} differs from what was committed")
+            running = [unit for unit in running if unit != service.unit]
+        reasons += [f"{unit} runs, but is not the committed variant" for unit in running]
+        if place:
+            listeners = ctx.procfs.listeners(place.port, place.bind)
+            live["port"] = [
+                {"pid": one.pid, "unit": unit_of(one.cgroup), "address": one.address, "command": one.command}
+                for one in listeners
+            ]
+            if not state.active and listeners:
+                reasons.append(f"port {place.port} is in use, but no variant is committed")
+    except SystemdError as error:
+        reasons.append(str(error))
+    if state.previous:
+        status["previous"] = {"variant": state.previous.variant, "plan_hash": state.previous.plan_hash}
+    owner = holder(ctx.paths.lock(slot))
+    status.update(live=live, busy=owner.to_dict() if owner else None, unfinished=None)
+    if owner is None:
+        open_jobs = [job for job in history(ctx.paths, slot) if job["outcome"] is None]
+        if open_jobs and not _job_runs(ctx, slot):
+            status["unfinished"] = open_jobs[-1]["job"]
+            reasons.append(f"job {open_jobs[-1]['job']} was interrupted; the next job settles it")
+    status.update(agree=not reasons, reasons=reasons, port=place.port if place else None)
+    return status
+
+
+def _job_runs(ctx: Context, slot: str) -> bool:
+    try:
+        return ctx.systemd.show(job_unit(slot))[0].running
+    except SystemdError:
+        return False
+
+
+def status_text(status: dict[str, Any]) -> str:
+    """The status for people."""
+    active, live = status["active"], status["live"]
+    lines = [f"slot {status['slot']}, port {status['port'] or '?'}"]
+    if active:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(active["since"]))
+        lines.append(f"  active     {active['variant']} ({active['unit']})")
+        lines.append(f"  since      {since}, job {active['job']}, proven by tiers {_numbers(active['proven_tiers'])}")
+        unit = live["unit"]
+        if unit:
+            boot = "starts at boot" if unit["enabled"] else "does NOT start at boot"
+            lines.append(f"  live unit  {unit['active_state']}/{unit['sub_state']}, pid {unit['main_pid']}, {boot}")
+    else:
+        lines.append("  active     nothing is committed")
+    owners = [f"pid {one['pid']} ({one['unit'] or one['command']})" for one in live["port"]]
+    lines.append(f"  port owner {', '.join(owners) or 'nobody listens'}")
+    if active:
+        lines.append(f"  live proof tiers {_numbers(live['tiers'])} hold now")
+    if status["wanted"] and status["wanted"] != (active or {}).get("variant"):
+        lines.append(f"  inventory  declares {status['wanted']}")
+    if status["previous"]:
+        lines.append(f"  previous   {status['previous']['variant']}")
+    lines.append(f"  registered {', '.join(status['registered']) or 'none'}")
+    if status["busy"]:
+        owner = status["busy"]
+        lines.append(f"  busy       job {owner['job']} of {owner['user']}@{owner['host']} for {owner['age_s']:.0f} s")
+    lines.append("  verdict    " + ("state and host agree" if status["agree"] else "STATE AND HOST DISAGREE"))
+    return "\n".join([*lines, *(f"             - {reason}" for reason in status["reasons"])])
+
+
+def _numbers(tiers: Sequence[int]) -> str:
+    return ", ".join(str(tier) for tier in tiers) or "none"
+
+
+def history(paths: Paths, slot: str) -> list[dict[str, Any]]:
+    """Jobs of a slot, oldest first; `outcome` is None while one runs or when it broke off."""
+    jobs: dict[str, list[Event]] = {}
+    for event in Journal(paths.journal(slot)).read():
+        jobs.setdefault(event["job"], []).append(event)
+    entries = []
+    for job, events in jobs.items():
+        accepted = next((e for e in events if e["event"] == "job_accepted"), None)
+        if accepted is None:
+            continue
+        start = accepted["detail"]
+        end: dict[str, Any] = next((e["detail"] for e in events if e["event"] == "job_finished"), {})
+        arms = start.get("arms") or []
+        entries.append(
+            {
+                "job": job,
+                "slot": slot,
+                "kind": start.get("kind"),
+                "variant": start.get("variant") or " vs ".join(arms) or None,
+                "user": start.get("user", ""),
+                "host": start.get("host", ""),
+                "started_at": accepted["t_wall"],
+                "outcome": end.get("outcome"),
+                "seconds": end.get("seconds"),
+                "downtime_s": end.get("downtime_s"),
+                "active": end.get("active"),
+                "cause": end.get("cause") or None,
+                "broke_off": not end and broke_off(events),
+            }
+        )
+    return entries
+
+
+def history_text(jobs: Sequence[dict[str, Any]]) -> str:
+    """The history as a table for people."""
+    if not jobs:
+        return "no jobs yet"
+    rows = [("started", "slot", "job", "kind", "to", "outcome", "seconds", "downtime", "by")]
+    for entry in jobs:
+        rows.append(
+            (
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry["started_at"]))),
+                entry["slot"],
+                entry["job"],
+                str(entry["kind"]),
+                entry["variant"] or "(previous)",
+                entry["outcome"] or "unfinished",
+                _figure(entry["seconds"]),
+                _figure(entry["downtime_s"]),
+                "@".join(part for part in (entry["user"], entry["host"]) if part) or "-",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.1f}" if isinstance(value, (int, float)) else "-"
+
+
+def plan_diff(ctx: Context, plan: Plan) -> dict[str, Any]:
+    """What a swap by `plan` would change, stop and cost. Touches nothing.
+
+    Keys: slot, active, wanted, noop, unit_diff (unified), argv_before, argv_after, env_before, env_after, stops,
+    starts, expected_downtime_s and expected_seconds (medians of this slot's earlier swaps to the variant, or of all
+    its swaps; null without any), findings (why it would be refused).
+    """
+    state = states.load(ctx.paths.state(plan.slot), plan.slot)
+    if plan.kind == "compare":
+        raise PlanError("kind: diff takes plans of kind swap or rollback")
+    wanted = plan.service if plan.kind == "swap" else state.previous
+    active = state.active.service if state.active else None
+    if wanted is None:
+        raise PlanError(f"slot {plan.slot}: no variant was committed before the active one")
+    units = slot_units(state, [wanted])
+    live = unit_on_disk(ctx, wanted.unit)
+    proof_ok = active is not None and active.same_as(wanted) and live == wanted.unit_text and prove_now(ctx, active).ok
+    running = [one.unit for one in ctx.systemd.show(*units) if one.running]
+    before, after = list(active.argv) if active else [], list(wanted.argv)
+    diff = difflib.unified_diff(
+        live.splitlines(keepends=True),
+        wanted.unit_text.splitlines(keepends=True),
+        f"{ctx.paths.unit(wanted.unit)} (now)",
+        f"{ctx.paths.unit(wanted.unit)} (planned)",
+    )
+    swaps = [e for e in history(ctx.paths, plan.slot) if e["outcome"] == "swapped"]
+    alike = [e for e in swaps if e["variant"] == wanted.variant] or swaps
+    return {
+        "slot": plan.slot,
+        "active": active.variant if active else None,
+        "wanted": wanted.variant,
+        "noop": proof_ok,
+        "unit_diff": "".join(diff),
+        "argv_before": before,
+        "argv_after": after,
+        "env_before": dict(active.env) if active else {},
+        "env_after": dict(wanted.env),
+        "stops": [] if proof_ok else running,
+        "starts": None if proof_ok else wanted.unit,
+        "expected_downtime_s": 0.0 if proof_ok else _median([e["downtime_s"] for e in alike]),
+        "expected_seconds": _median([e["seconds"] for e in alike]),
+        "findings": [] if proof_ok else [finding.to_dict() for finding in preflight(ctx, wanted, units)],
+    }
+
+
+def _median(values: Sequence[Any]) -> float | None:
+    figures = [float(value) for value in values if isinstance(value, (int, float))]
+    return round(statistics.median(figures), 3) if figures else None
