@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import selftest
 from .core import DEFAULT_STATE, DEFAULT_TAG, Sandbox, down_all
 from .errors import SandboxError
-from .require import BACKENDS, install_requirements, requirements
+from .require import BACKENDS, install_requirements
 
 EPILOG = """\
 examples:
@@ -80,6 +81,8 @@ def parser() -> argparse.ArgumentParser:
     ssh = add("ssh", "open a shell on a host, or run a command there, as user ops", host=True)
     ssh.add_argument("argv", nargs=argparse.REMAINDER, metavar="COMMAND", help="command for the host's shell")
     add("install", "install the Debian packages that the sandbox needs")
+    prove = add("selftest", "prove every operation on this machine with two hosts of its own, and that nothing is left")
+    prove.add_argument("--clean", action="store_true", help="only remove what an interrupted selftest left")
     down = add("down", "end all hosts and remove every trace of them")
     down.add_argument("--all", action="store_true", help="every sandbox of this machine, whatever its tag")
     return top
@@ -150,6 +153,12 @@ def _command(options: argparse.Namespace) -> int:
     elif word == "install":
         installed = install_requirements(_say, options.backend)
         _say(f"installed: {' '.join(installed)}" if installed else "nothing is missing")
+    elif word == "selftest":
+        tested = Sandbox(state=selftest.STATE, tag=selftest.TAG, net=options.net, backend=options.backend)
+        if options.clean:
+            tested.down()
+        elif not selftest.SelfTest(tested, _say).run():
+            return 1
     elif word == "down":
         down_all(_say) if options.all else sandbox.down()
         _say(f"nothing is left ({time.monotonic() - started:.1f} s)")

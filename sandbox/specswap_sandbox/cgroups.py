@@ -57,13 +57,14 @@ def make(group: str, host: str, root: Path = ROOT) -> list[Path]:
             for part in (folder.parent, folder):
                 for name in ("cpuset.cpus", "cpuset.mems"):
                     (part / name).write_text((hierarchy / name).read_text(encoding="ascii"), encoding="ascii")
-        if hierarchy.name == "memory" and not unified(root):
-            (folder / "memory.limit_in_bytes").write_text(str(MEMORY_LIMIT), encoding="ascii")
+        limit = folder / ("memory.max" if unified(root) else "memory.limit_in_bytes")
+        if limit.exists():
+            limit.write_text(str(MEMORY_LIMIT), encoding="ascii")
     return [folder / "cgroup.procs" for folder in made]
 
 
 def nspawn_options(group: str, host: str, root: Path = ROOT) -> list[str]:
-    """On v1 nspawn mounts the controllers read-only, and limits would do nothing; the host's own folders stay writable."""
+    """Options that keep a host's groups writable on v1: nspawn mounts them read-only, and limits would do nothing."""
     if unified(root):
         return []
     options = ["--tmpfs=/sys/fs/cgroup:mode=755"]
@@ -73,18 +74,20 @@ def nspawn_options(group: str, host: str, root: Path = ROOT) -> list[str]:
     return options
 
 
+def existing(group: str, root: Path = ROOT) -> list[Path]:
+    """The sandbox's folders that exist, one per hierarchy."""
+    tops = [root / group, *(root / name / group for name in (*V1_OTHERS, *V1_CONTROLLERS))]
+    return [top for top in tops if top.exists()]
+
+
 def remove(group: str, root: Path = ROOT, *, timeout_s: float = 5.0) -> None:
     """Remove all folders of the sandbox, deepest first. The kernel lets go of ended processes a moment late."""
-    tops = [root / group, *(root / name / group for name in (*V1_OTHERS, *V1_CONTROLLERS))]
     deadline = time.monotonic() + timeout_s
-    while True:
-        for top in tops:
+    while left := existing(group, root):
+        for top in left:
             for folder, _, _ in os.walk(top, topdown=False):
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()
-        left = [top for top in tops if top.exists()]
-        if not left:
-            return
         if time.monotonic() > deadline:
             raise SandboxError(f"control group {left[0]} is still in use; `cat {left[0]}/*/cgroup.procs` shows by whom")
         time.sleep(0.05)

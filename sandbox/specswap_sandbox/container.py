@@ -1,8 +1,8 @@
 """Backend `container`: hosts are podman or docker containers that run systemd, from the same root file system.
 
-For workstations where systemd-nspawn cannot work. Needs root (a container's address is reached through the engine's bridge,
-which rootless engines do not have). The network is internal: no way out, as with the other backend. UNPROVEN: written
-after the engines' manuals and never run.
+For workstations where systemd-nspawn cannot work. Needs root: a container's address is reached through the engine's
+bridge, which rootless engines do not have. The network is internal: no way out, as with the other backend. UNPROVEN:
+written after the engines' manuals and never run.
 """
 
 from __future__ import annotations
@@ -165,12 +165,12 @@ class ContainerBackend:
         if not self.running(host):
             run([self.engine, "start", self._machine(host)])
         if not processes.find(lambda p: self._supervises(host, p)):
-            subprocess.Popen(
-                ["sh", "-c", SUPERVISOR, self._marker, self.engine, self._machine(host)],
+            subprocess.run(
+                ["setsid", "--fork", "sh", "-c", SUPERVISOR, self._marker, self.engine, self._machine(host)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                check=True,
             )
 
     def crash(self, host: HostRecord) -> None:

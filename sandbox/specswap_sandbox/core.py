@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -13,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from . import network, processes, require, rootfs, seed, state
+from . import cgroups, network, processes, require, rootfs, seed, state
 from .backend import Backend
 from .container import ContainerBackend
 from .errors import SandboxError
 from .inventory import Access, render_inventory, render_known_hosts, render_ssh_config
 from .names import Names, check_host_name, check_net, check_tag, next_index
-from .nspawn import NspawnBackend
+from .nspawn import NspawnBackend, mounts_below
 from .shell import locked_folder, run, write_file
 from .state import HostRecord, State
 
@@ -105,8 +106,6 @@ class Sandbox:
     def status(self) -> dict[str, dict[str, object]]:
         """Per host: address, `running`, `connected` (not cut) and `system`, the answer of systemd inside or None."""
         if not self._is_root():
-            import json
-
             return dict(json.loads(self._through_sudo("status", "--json").stdout))
         found = state.load(self.state)
         if found is None:
@@ -147,21 +146,33 @@ class Sandbox:
             return
         self._check_tag_is_free()
         with locked_folder(self.state):
+            self.state.chmod(0o755)
             (self.state / MARKER).touch()
-            found = state.load(self.state)
-            kind = require.choose_backend(found.backend if found else self.backend)
-            disks = Path(found.disks) if found else self._choose_disks()
-            # Hosts start from what is built here; nothing of the machine has been touched yet.
-            base = self._make_backend(kind, Names(self.tag, self.net), disks).prepare(progress)
-            with network.allocation():
-                found = self._claim(found, kind, disks)
-                backend = self._backend(found)
-                backend.network_up()
-            self._make_keys()
-            client_key = seed.public_key((self.state / "id_ed25519.pub").read_text(encoding="utf-8"))
-            for name in dict.fromkeys(names):
-                self._up_host(found, backend, name, base, client_key, progress)
-            self._write_access(found)
+            try:
+                self._up(names, progress)
+            except BaseException:
+                # Nothing of the machine was touched before the state was written: then the folder is all there is.
+                if not state.state_file(self.state).exists():
+                    shutil.rmtree(self.state, ignore_errors=True)
+                    shutil.rmtree(DISKS_ON_DISK / self.tag, ignore_errors=True)
+                raise
+
+    def _up(self, names: Sequence[str], progress: Callable[[str], None]) -> None:
+        found = state.load(self.state)
+        kind = require.choose_backend(found.backend if found else self.backend)
+        if found is None:
+            network.pick(self.tag, self.net)
+        disks = Path(found.disks) if found else self._choose_disks()
+        base = self._make_backend(kind, Names(self.tag, self.net), disks).prepare(progress)
+        with network.allocation():
+            found = self._claim(found, kind, disks)
+            backend = self._backend(found)
+            backend.network_up()
+        self._make_keys()
+        client_key = seed.public_key((self.state / "id_ed25519.pub").read_text(encoding="utf-8"))
+        for name in dict.fromkeys(names):
+            self._up_host(found, backend, name, base, client_key, progress)
+        self._write_access(found)
 
     def _up_host(
         self, found: State, backend: Backend, name: str, base: str, client_key: str, progress: Callable[[str], None]
@@ -197,7 +208,7 @@ class Sandbox:
         entry = state.registered().get(self.tag)
         if entry and entry.get("state") != str(self.state):
             raise SandboxError(
-                f"tag {self.tag} is in use by the sandbox in {entry.get('state')}; give another --tag, or end that one: "
+                f"tag {self.tag} is in use by the sandbox in {entry.get('state')}; give another --tag, or end it: "
                 f"`python -m specswap_sandbox --tag {self.tag} --state {entry.get('state')} down`"
             )
         found = state.load(self.state)
@@ -209,10 +220,8 @@ class Sandbox:
     def _choose_disks(self) -> Path:
         kind = run(["stat", "--file-system", "--format=%T", str(self.state)]).stdout.strip()
         # An overlay cannot lie on an overlay, and memory is too small for models and environments.
-        if kind in ("tmpfs", "ramfs", "overlayfs"):
-            disks = DISKS_ON_DISK / self.tag
-        else:
-            disks = self.state / "hosts"
+        unsuitable = kind in ("tmpfs", "ramfs", "overlayfs")
+        disks = DISKS_ON_DISK / self.tag if unsuitable else self.state / "hosts"
         disks.mkdir(parents=True, exist_ok=True)
         return disks
 
@@ -306,7 +315,7 @@ class Sandbox:
                 name,
             ]
             return run(
-                require.as_root(self._environment() + [*words, "--", *argv]),
+                require.as_root([*self._environment(), *words, "--", *argv]),
                 check=False,
                 timeout_s=timeout_s + 10,
                 stdin=stdin,
@@ -343,8 +352,8 @@ class Sandbox:
     def down(self) -> None:
         """End all hosts and leave nothing: no process, mount, namespace, link, control group, route, file.
 
-        Works from the names alone, so also after a crash of whoever called `up`, in the middle of it, or with a lost state
-        folder. Does nothing, and says nothing, when there is nothing.
+        Works from the names alone, so also after a crash of whoever called `up`, in the middle of it, or with a lost
+        state folder. Does nothing, and says nothing, when there is nothing.
         """
         if not self._is_root():
             if self.state.exists() or self.tag in state.registered():
@@ -357,7 +366,7 @@ class Sandbox:
                 return
         if not self.state.exists() and not entry:
             return
-        if self.state.exists() and not (self.state / MARKER).exists():
+        if self.state.exists() and not entry and not (self.state / MARKER).exists():
             raise SandboxError(
                 f"state folder {self.state}: not made by a sandbox, so not removed; give the right --state"
             )
@@ -388,6 +397,25 @@ class Sandbox:
 
         for process in processes.find(is_master):
             processes.kill(process.pid)
+
+    def leftovers(self) -> list[str]:
+        """What this sandbox still has on the machine, in words; empty after `down`. Needs root to see all."""
+        found = state.load(self.state)
+        net = found.net if found else state.registered().get(self.tag, {}).get("net", "")
+        names = Names(self.tag, net)
+        left = [f"link {link}" for link in network.links() if names.owns_link(link)]
+        left += [f"namespace {netns}" for netns in network.namespaces() if names.owns_netns(netns)]
+        left += [f"route {route.get('dst')}" for route in network.routes() if net and route.get("dst") == names.subnet]
+        places = [self.state, DISKS_ON_DISK / self.tag, state.REGISTRY / f"{self.tag}.json"]
+        for place in places:
+            left += [f"mount {target}" for target in mounts_below(place)]
+            left += [f"path {place}"] if place.exists() else []
+        left += [f"control group {folder}" for folder in cgroups.existing(names.cgroup)]
+        left += [
+            f"process {process.pid} {process.argv[0]}"
+            for process in processes.find(lambda p: any(f"{place}/" in word for word in p.argv for place in places[:2]))
+        ]
+        return left
 
     # --- helpers -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Names and addresses: every kernel object of a sandbox gets its name here, so that `down` can find it again by name."""
+"""Names and addresses: every kernel object of a sandbox gets its name here, so that `down` finds it again by name."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def is_guard(route: Mapping[str, Any], subnet: str) -> bool:
 def collisions(names: Names, routes: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]]) -> list[str]:
     """What on this machine already uses the /24 of `names`, in words; empty when it is free.
 
-    `routes` is `ip -j -4 route show table all`, `links` is `ip -j -4 address`. Default routes do not count, nor does what
-    belongs to this sandbox: its bridge and the unreachable route that guards the net.
+    `routes` is `ip -j -4 route show table all`, `links` is `ip -j -4 address`. Default routes do not count, nor does
+    what belongs to this sandbox: its bridge and the unreachable route that guards the net.
     """
     wanted = ipaddress.IPv4Network(names.subnet)
     found: list[str] = []

@@ -22,7 +22,7 @@ def addresses() -> list[dict[str, object]]:
 
 
 def pick(tag: str, net: str) -> Names:
-    """Names with a free net: `net` itself or, for `auto`, the first free one. Raises SandboxError that names the collision."""
+    """Names with a free net: `net` itself or, for `auto`, the first free one. SandboxError names the collision."""
     if net == "auto":
         return Names(tag, choose_net(tag, routes(), addresses()))
     names = Names(tag, net)
@@ -66,14 +66,15 @@ def namespaces() -> list[str]:
 def host_up(names: Names, index: int) -> None:
     """The host's namespace with one link `host0` on the bridge. There is no default route: a host has no way out."""
     netns, link = names.netns(index), names.link(index)
-    if netns in namespaces() and link in links():
-        return
-    host_down(names, index)
-    run(["ip", "netns", "add", netns])
-    run(["ip", "link", "add", link, "type", "veth", "peer", "name", "host0", "netns", netns])
-    run(["ip", "link", "set", link, "master", names.bridge, "up"])
+    if netns not in namespaces() or link not in links():
+        host_down(names, index)
+        run(["ip", "netns", "add", netns])
+        # One step: a link that is down can then only mean a network that was cut, which stays cut.
+        peer = ["type", "veth", "peer", "name", "host0", "netns", netns]
+        run(["ip", "link", "add", link, "up", "master", names.bridge, *peer])
+    # Again each time: an earlier call may have been killed between any two steps.
     run(["ip", "-n", netns, "link", "set", "lo", "up"])
-    run(["ip", "-n", netns, "address", "add", f"{names.address(index)}/24", "dev", "host0"])
+    run(["ip", "-n", netns, "address", "replace", f"{names.address(index)}/24", "dev", "host0"])
     run(["ip", "-n", netns, "link", "set", "host0", "up"])
 
 

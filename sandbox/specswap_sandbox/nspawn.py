@@ -1,8 +1,8 @@
-"""Backend `nspawn`: hosts are systemd-nspawn containers over one root file system, each with its own overlay and network.
+"""Backend `nspawn`: hosts are systemd-nspawn containers over one root file system, each with an overlay and a network.
 
-On a machine whose PID 1 is not systemd (proven on cgroup v1 hybrid) a small shell loop supervises each host. Where systemd
-is PID 1, each host is a transient unit with a delegated control group, as systemd-nspawn@.service does it; that way is
-UNPROVEN, and so is everything on cgroup v2.
+On a machine whose PID 1 is not systemd (proven on cgroup v1 hybrid) a small shell loop supervises each host. Where
+systemd is PID 1, each host is a transient unit with a delegated control group, as systemd-nspawn@.service does it; that
+way is UNPROVEN, and so is everything on cgroup v2.
 """
 
 from __future__ import annotations
@@ -122,8 +122,10 @@ class NspawnBackend:
             if os.path.ismount(root):
                 run(["umount", str(root)])
             shutil.rmtree(folder, ignore_errors=True)
-        for part in ("upper", "work", "root"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
+        for part in (folder, folder / "upper", folder / "work", folder / "root"):
+            part.mkdir(parents=True, exist_ok=True)
+            # The root folder of the host takes its mode from the upper layer, whatever our umask is.
+            part.chmod(0o755)
         if not os.path.ismount(root):
             if not Path(host.rootfs).is_dir():
                 raise SandboxError(
@@ -176,14 +178,16 @@ class NspawnBackend:
         command = nspawn_argv(self.names, host, root, cgroups.nspawn_options(group, name))
         groups = "\n".join(str(path) for path in procs)
         with console.open("w", encoding="utf-8") as stream:
-            # A session of its own and no inherited output: a caller that is read through a pipe can end before its hosts.
-            subprocess.Popen(
-                ["sh", "-c", SUPERVISOR, f"specswap-sandbox-{self.names.tag}", groups, *command],
+            # Own session, no inherited output: a caller that is read through a pipe can end before its hosts. With --fork
+            # the supervisor is nobody's child here, so a long-lived caller keeps no zombie of it.
+            subprocess.run(
+                ["setsid", "--fork", "sh", "-c", SUPERVISOR, f"specswap-sandbox-{self.names.tag}", groups, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,
+                umask=0o022,
+                check=True,
             )
 
     def _unit(self, host: HostRecord) -> str:
@@ -208,7 +212,10 @@ class NspawnBackend:
     def exec_argv(self, host: HostRecord, argv: Sequence[str]) -> list[str]:
         pid = self.leader(host)
         if pid is None:
-            raise SandboxError(f"host {host.name} does not run; `start {host.name}` starts it")
+            way_out = (
+                "is restarting; try again" if self.running(host) else f"does not run; `start {host.name}` starts it"
+            )
+            raise SandboxError(f"host {host.name} {way_out}")
         spaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
         clean = [
             "env",
@@ -232,8 +239,7 @@ class NspawnBackend:
 
     def destroy(self, hosts: Sequence[HostRecord]) -> None:
         if machine_runs_systemd():
-            for host in hosts:
-                run(["systemctl", "stop", self._unit(host)], check=False, timeout_s=30.0)
+            run(["systemctl", "stop", f"specswap-{self.names.tag}-*.service"], check=False, timeout_s=60.0)
         self._end_processes()
         self._unmount()
         cgroups.remove(self.names.cgroup)
@@ -245,8 +251,8 @@ class NspawnBackend:
     def _end_processes(self) -> None:
         deadline = time.monotonic() + 10.0
         while found := processes.find(self._ours):
-            # Supervisors first: none shall start a host again. The kernel ends everything inside with a host's PID 1, and
-            # nspawn then ends by itself; only one that hangs before its PID 1 exists has to be killed.
+            # Supervisors first: none shall start a host again. The kernel ends everything inside with a host's PID 1,
+            # and nspawn then ends by itself; only one that hangs before its PID 1 exists has to be killed.
             late = time.monotonic() > deadline - 5.0
             for process in found:
                 if Path(process.argv[0]).name != "systemd-nspawn":

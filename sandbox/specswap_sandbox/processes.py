@@ -1,4 +1,4 @@
-"""Find and end the processes of a sandbox, by what they were started with: a pid in a file may be somebody else's by now."""
+"""Find and end the processes of a sandbox by their arguments: a pid in a file may be somebody else's by now."""
 
 from __future__ import annotations
 

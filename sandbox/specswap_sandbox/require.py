@@ -33,7 +33,7 @@ def which(program: str) -> str | None:
 
 
 def requirements(backend: str = "auto", *, has: Callable[[str], bool] | None = None) -> list[str]:
-    """Debian packages that `backend` needs and this machine lacks; empty when all is there. `has` tells of a program."""
+    """Debian packages that `backend` needs and this machine lacks. `has` says whether a program is there."""
     has = has or (lambda program: which(program) is not None)
     if backend == "auto":
         backend = "nspawn"
@@ -62,9 +62,9 @@ def as_root(argv: list[str]) -> list[str]:
 
 
 def install_requirements(progress: Progress, backend: str = "auto") -> list[str]:
-    """Install what `requirements` lists with apt-get, as root or through sudo; returns the packages that were installed.
+    """Install what `requirements` lists with apt-get, as root or through sudo; returns what was installed.
 
-    Package lists are fetched first: a fresh machine or image has none. Raises SandboxError without apt-get or on its failure.
+    Package lists are fetched first: a fresh machine has none. Raises SandboxError without apt-get or on its failure.
     """
     missing = requirements(backend)
     if not missing:
@@ -96,7 +96,7 @@ def _apt(argv: list[str], progress: Progress) -> None:
 
 
 def nspawn_obstacles() -> list[str]:
-    """Why systemd-nspawn cannot work on this machine, packages aside; empty when nothing speaks against it. Needs root."""
+    """Why systemd-nspawn cannot work on this machine, packages aside; empty when it can. Needs root."""
     found = []
     filesystems = Path("/proc/filesystems").read_text(encoding="ascii").split()
     if "overlay" not in filesystems and run(["modprobe", "overlay"], check=False).returncode != 0:
@@ -117,7 +117,7 @@ def container_engine() -> str | None:
 
 
 def choose_backend(wanted: str) -> str:
-    """The backend for `auto`, or `wanted` itself when it can work. Raises SandboxError that says why none can. Needs root."""
+    """The backend for `auto`, or `wanted` itself. Needs root. SandboxError says why none can work."""
     if wanted not in ("auto", *BACKENDS):
         raise SandboxError(f"backend {wanted!r}: use auto, {' or '.join(BACKENDS)}")
     reasons: list[str] = []
@@ -125,6 +125,9 @@ def choose_backend(wanted: str) -> str:
         missing = requirements(backend)
         if missing:
             reasons.append(f"{backend}: install {' '.join(missing)} (`python -m specswap_sandbox install`)")
+            if wanted == "auto" and which("apt-get"):
+                # A command away from the proven backend; the other one is for machines where it cannot work.
+                break
         elif backend == "nspawn":
             if obstacles := nspawn_obstacles():
                 reasons.append(f"nspawn: {'; '.join(obstacles)}")

@@ -59,7 +59,8 @@ HOOKS = (
     'rm -f "$1"/etc/ssh/ssh_host_*; : > "$1/etc/machine-id"; rm -f "$1/var/lib/dbus/machine-id"',
     'chroot "$1" useradd --uid 1000 --create-home --shell /bin/bash --groups sudo ops',
     'echo "ops ALL=(ALL) NOPASSWD:ALL" > "$1/etc/sudoers.d/ops"; chmod 440 "$1/etc/sudoers.d/ops"',
-    'printf "UseDNS no\\nPasswordAuthentication no\\nPermitRootLogin no\\nMaxStartups 100\\n" > "$1/etc/ssh/sshd_config.d/sandbox.conf"',
+    'printf "UseDNS no\\nPasswordAuthentication no\\nPermitRootLogin no\\nMaxStartups 100\\n"'
+    ' > "$1/etc/ssh/sshd_config.d/sandbox.conf"',
     # With this folder journald keeps the previous boots, as tests of crashes want to read them.
     'mkdir -p "$1/var/log/journal" "$1/etc/systemd/journald.conf.d"',
     'printf "[Journal]\\nSystemMaxUse=64M\\n" > "$1/etc/systemd/journald.conf.d/sandbox.conf"',
@@ -129,9 +130,9 @@ def _has_entries(text: str) -> bool:
 def choose_source(os_release: Mapping[str, str], files: Mapping[str, str], keyrings: Mapping[str, bool]) -> AptSource:
     """The apt source to build from.
 
-    `files` maps paths of apt source files to their text, `keyrings` says which keyring files exist. Debian and Ubuntu build
-    from their own source, so that mirrors and keys which the administrator chose are used. Derivatives build the release
-    they descend from, others Debian 12, each when the keyring is there. Raises SandboxError otherwise.
+    `files` maps paths of apt source files to their text, `keyrings` says which keyring files exist. Debian and Ubuntu
+    build from their own source, so that mirrors and keys which the administrator chose are used. Derivatives build the
+    release they descend from, others Debian 12, each when the keyring is there. Raises SandboxError otherwise.
     """
     system = os_release.get("ID", "")
     if system in ("debian", "ubuntu"):
@@ -150,7 +151,7 @@ def choose_source(os_release: Mapping[str, str], files: Mapping[str, str], keyri
         base, keyring, parts = "http://deb.debian.org/debian", debian, "main"
     if not keyrings.get(keyring):
         raise SandboxError(
-            f"no apt source for the hosts' root file system: neither a Debian or Ubuntu source in /etc/apt nor {keyring}; "
+            f"no apt source for the hosts' root file system: no Debian or Ubuntu source in /etc/apt, no {keyring}; "
             f"install the package {'ubuntu-keyring' if keyring == ubuntu else 'debian-archive-keyring'}"
         )
     return AptSource(suite, f"deb [signed-by={keyring}] {base} {suite} {parts}\n", deb822=False)
@@ -196,8 +197,8 @@ def _build_env() -> dict[str, str]:
 def ensure(progress: Progress, *, cache: Path | None = None, recipe: Recipe | None = None) -> Path:
     """The path of the root file system of this machine's recipe; builds it when the cache has none.
 
-    `progress` gets a line every 5 seconds while mmdebstrap runs. Concurrent callers wait for one build. A build that broke
-    off leaves nothing that a later call would take for a tree. Raises SandboxError with the last lines of mmdebstrap.
+    `progress` gets a line every 5 seconds while mmdebstrap runs. Concurrent callers wait for one build. A build that
+    broke off leaves nothing that a later call takes for a tree. Raises SandboxError with mmdebstrap's last lines.
     """
     recipe = recipe or machine_recipe()
     folder = (cache or cache_folder()) / "sandbox"
@@ -233,6 +234,7 @@ def _build(recipe: Recipe, workplace: Path, lock: int, progress: Progress) -> No
             stdout=stream,
             stderr=subprocess.STDOUT,
             env=_build_env(),
+            umask=0o022,
             pass_fds=[lock],
         )
         try:

@@ -26,9 +26,9 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `argv` and return its captured result.
 
-    On a time-out the whole process group is killed, because helpers such as nsenter fork: killing only the child that we
-    know would leave the other one behind. Raises SandboxError when the program is missing, exceeds `timeout_s` seconds or,
-    with `check`, ends with another code than 0.
+    On a time-out the whole process group is killed, because helpers such as nsenter fork: killing only the child that
+    we know would leave the other one behind. Raises SandboxError when the program is missing, exceeds `timeout_s`
+    seconds or, with `check`, ends with another code than 0.
     """
     try:
         process = subprocess.Popen(
