@@ -1,0 +1,111 @@
+"""Plays through the real ansible-runner on this machine, without any connection."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from specswap.errors import ConsoleError
+from specswap.paths import Paths
+from specswap.plays import EventLines, Player, inventory_variables
+
+PLAY = """\
+- name: A play
+  hosts: h1
+  gather_facts: false
+  tasks:
+    - name: Says it
+      ansible.builtin.debug:
+        msg: "slow={{ slow }} list={{ arms | type_debug }}"
+    - name: Changes something
+      ansible.builtin.command: "{{ 'sleep 60' if slow | bool else 'true' }}"
+      changed_when: true
+    - name: Left out
+      ansible.builtin.debug:
+        msg: never
+      when: false
+    - name: Breaks
+      ansible.builtin.fail:
+        msg: "first line\\nsecond line"
+      when: broken | default(false) | bool
+"""
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    (tmp_path / "play.yml").write_text(PLAY)
+    (tmp_path / "ansible.cfg").write_text("[defaults]\nnocows = True\n")
+    host = "{ansible_connection: local, ansible_python_interpreter: '{{ ansible_playbook_python }}', number: 7}"
+    (tmp_path / "hosts.yml").write_text(f"all: {{hosts: {{h1: {host}}}}}\n")
+    return Paths(tmp_path)
+
+
+def play(paths: Paths, said: list[str], **variables: object):  # type: ignore[no-untyped-def]
+    extra = {"slow": False, "arms": ["a"], **variables}
+    return Player(paths)("play.yml", inventories=[paths.root / "hosts.yml"], variables=extra, say=said.append)
+
+
+def test_good_play_counts_and_reads_well(paths: Paths) -> None:
+    said: list[str] = []
+    result = play(paths, said)
+    assert result.ok and result.rc == 0
+    assert result.changed == 1
+    assert result.tasks == 2, "skipped tasks do not count"
+    assert said == [
+        "- Says it",
+        "  h1: slow=False list=list",
+        "- Changes something",
+        "  h1: changed",
+        "- Left out",
+        "- Breaks",
+        "h1: ok=2, changed=1, failed=0, unreachable=0, skipped=2",
+    ]
+    assert "PLAY RECAP" in result.log.read_text()
+
+
+def test_failed_play_is_a_result_with_its_message(paths: Paths) -> None:
+    said: list[str] = []
+    result = play(paths, said, broken=True)
+    assert not result.ok and result.rc != 0
+    at = said.index("  h1: FAILED")
+    assert said[at + 1 : at + 3] == ["    first line", "    second line"]
+
+
+def test_play_that_does_not_parse_says_why(paths: Paths) -> None:
+    (paths.root / "play.yml").write_text("- hosts: [\n")
+    said: list[str] = []
+    assert not play(paths, said).ok
+    assert any("YAML" in line or "yaml" in line for line in said), said
+
+
+def test_missing_inventory_is_refused(paths: Paths) -> None:
+    with pytest.raises(ConsoleError, match=r"inventory .* is missing"):
+        Player(paths)("play.yml", inventories=[paths.root / "none.yml"])
+
+
+def test_ctrl_c_ends_ansible_and_comes_through(paths: Paths) -> None:
+    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            play(paths, [], slow=True)
+    finally:
+        timer.cancel()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_variables_of_an_inventory(paths: Paths) -> None:
+    assert inventory_variables(paths, [paths.root / "hosts.yml"])["h1"]["number"] == 7
+
+
+def test_unreachable_host_and_warnings_are_shown() -> None:
+    said: list[str] = []
+    lines = EventLines(said.append)
+    lines({"event": "warning", "stdout": "[WARNING]: odd\r\n"})
+    lines({"event": "runner_on_unreachable", "event_data": {"host": "h", "task": "t", "res": {"msg": "timed out"}}})
+    assert said == ["  [WARNING]: odd", "  h: UNREACHABLE", "    timed out"]
