@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -303,26 +304,28 @@ class Sandbox:
 
         Returns the result whatever its exit code; raises SandboxError when the host does not run or on a time-out.
         """
-        if not self._is_root():
-            words = [
-                self._python(),
-                "-m",
-                "specswap_sandbox",
-                *self._options(),
-                "exec",
-                "--timeout",
-                str(timeout_s),
-                name,
-            ]
-            return run(
-                require.as_root([*self._environment(), *words, "--", *argv]),
-                check=False,
-                timeout_s=timeout_s + 10,
-                stdin=stdin,
-            )
+        if self._is_root():
+            return run(self.exec_argv(name, argv), check=False, timeout_s=timeout_s, stdin=stdin)
+        # A process that sudo made root cannot be killed from here: the limit has to go along.
+        started = time.monotonic()
+        result = run(self.exec_argv(name, argv, timeout_s), check=False, timeout_s=timeout_s + 10.0, stdin=stdin)
+        if result.returncode in (137, -9) and time.monotonic() - started >= timeout_s:
+            raise SandboxError(f"host {name}: `{shlex.join(argv)}` did not end within {timeout_s:g} s")
+        return result
+
+    def exec_argv(self, name: str, argv: Sequence[str], timeout_s: float | None = None) -> list[str]:
+        """The command on this machine that runs `argv` as root inside a host, through sudo where that is needed.
+
+        With `timeout_s` the command inside is killed after so many seconds.
+        """
         found = self._load()
-        command = self._backend(found).exec_argv(found.host(name), argv)
-        return run(command, check=False, timeout_s=timeout_s, stdin=stdin)
+        host = found.host(name)
+        if not self._is_root():
+            limit = [] if timeout_s is None else ["--timeout", str(timeout_s)]
+            words = [self._python(), "-m", "specswap_sandbox", *self._options(), "exec", *limit, name, "--", *argv]
+            return require.as_root([*self._environment(), *words])
+        limit = [] if timeout_s is None else ["timeout", "--signal=KILL", str(timeout_s)]
+        return self._backend(found).exec_argv(host, [*limit, *argv])
 
     def crash(self, name: str) -> None:
         """Kill the host's PID 1: a power loss. Its disk stays; `start` starts it again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -178,7 +179,7 @@ class NspawnBackend:
         command = nspawn_argv(self.names, host, root, cgroups.nspawn_options(group, name))
         groups = "\n".join(str(path) for path in procs)
         with console.open("w", encoding="utf-8") as stream:
-            # Own session, no inherited output: a caller that is read through a pipe can end before its hosts. With --fork
+            # Own session, no inherited output: a caller read through a pipe can end before its hosts. With --fork
             # the supervisor is nobody's child here, so a long-lived caller keeps no zombie of it.
             subprocess.run(
                 ["setsid", "--fork", "sh", "-c", SUPERVISOR, f"specswap-sandbox-{self.names.tag}", groups, *command],
@@ -274,15 +275,16 @@ class NspawnBackend:
                 run(["umount", "--lazy", target])
 
 
-def mounts_below(folder: Path) -> list[str]:
-    """Mount points below `folder`, innermost first."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        # The kernel writes blanks in paths as octal escapes.
-        target = line.split()[4].encode().decode("unicode_escape")
-        if target.startswith(f"{folder}/"):
-            found.append(target)
-    return sorted(found, reverse=True)
+def mounts_below(folder: Path, mountinfo: str | None = None) -> list[str]:
+    """Mount points below `folder`, innermost first, from the text of /proc/self/mountinfo."""
+    if mountinfo is None:
+        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    # The kernel writes blanks in paths as octal escapes.
+    targets = [
+        re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), line.split()[4])
+        for line in mountinfo.splitlines()
+    ]
+    return sorted((target for target in targets if target.startswith(f"{folder}/")), reverse=True)
 
 
 def _write_seed(root: Path, file: SeedFile) -> None:
