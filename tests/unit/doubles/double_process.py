@@ -41,6 +41,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def dead(pid: int) -> bool:
+    """Whether the process is gone or only waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def soon(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 @dataclass
 class Double:
     """A running double: its process, port and log file."""

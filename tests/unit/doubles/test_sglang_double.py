@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from double_process import FAST, PROGRAM, READY, Double, Launch
+from double_process import FAST, PROGRAM, READY, Double, Launch, dead, soon
 
 RECORDED = json.loads((PROGRAM.parent / "recorded" / "sglang-0.5.17.json").read_text())
 NAMES, MEASURED = RECORDED["names"], RECORDED["measured"]
@@ -118,7 +118,12 @@ def test_completion_stream_has_the_recorded_keys(dflash: Double) -> None:
 
 
 def test_errors_have_the_recorded_keys(baseline: Double) -> None:
-    for path, body in [("/v1/completions", {}), ("/v1/chat/completions", {"messages": []}), ("/generate", {})]:
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {}),
+        ("/v1/chat/completions", {"messages": []}),
+        ("/generate", {}),
+    ]
+    for path, body in requests:
         status, data = baseline.raw("POST", path, body)
         assert status == 400
         assert list(json.loads(data)) == NAMES["error"]
@@ -298,7 +303,7 @@ def test_sigterm_drains_and_ends_by_sigkill_of_itself(launch: Launch) -> None:
     assert double.wait_exit() == -MEASURED["stop"]["signal"]
     assert all(line in double.log for line in MEASURED["stop"]["log"])
     assert "Remaining number of requests 1" in double.log
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert soon(lambda: all(map(dead, children)))
 
 
 def test_sigterm_to_the_group_ends_in_crash_wording(launch: Launch) -> None:
@@ -330,10 +335,7 @@ def test_children_die_with_a_killed_server(launch: Launch) -> None:
     children = double.children()
     double.process.kill()
     double.wait_exit()
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert soon(lambda: all(map(dead, children)))
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments

@@ -12,12 +12,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from double_process import PROGRAM, READY, Double, Launch, free_port
+from double_process import PROGRAM, READY, Double, Launch, dead, free_port, soon
 
 sys.path.insert(0, str(PROGRAM.parent))
 from sglang_double import CRASHES, SWITCHES
@@ -50,23 +50,6 @@ CLASS_PATTERNS = {
     "no_gpu": r"No CUDA GPUs are available",
     "address_in_use": r"\[Errno 98\] .*address already in use",
 }
-
-
-def dead(pid: int) -> bool:
-    """Whether the process is gone or only waits to be reaped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def soon(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.fixture
