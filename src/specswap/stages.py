@@ -72,7 +72,7 @@ def run_stage(stage: Stage, say: Callable[[str], None]) -> StageResult:
         stage.junit.unlink(missing_ok=True)
         stage.junit.parent.mkdir(parents=True, exist_ok=True)
     if stage.work is not None:
-        ok, summary = stage.work()
+        ok, summary = _work(stage.work, say)
     else:
         ok, summary = _command(stage, say)
     cases: Sequence[Case] = ()
@@ -82,6 +82,16 @@ def run_stage(stage: Stage, say: Callable[[str], None]) -> StageResult:
     result = StageResult(stage.name, ok, time.monotonic() - begin, summary, cases)
     say(result.line)
     return result
+
+
+def _work(work: Callable[[], tuple[bool, str]], say: Callable[[str], None]) -> tuple[bool, str]:
+    try:
+        return work()
+    except Exception as error:
+        # The later stages must run whatever went wrong here; the reason is shown and the stage has failed.
+        for line in str(error).splitlines():
+            say(f"   {line}")
+        return False, type(error).__name__
 
 
 def _command(stage: Stage, say: Callable[[str], None]) -> tuple[bool, str]:

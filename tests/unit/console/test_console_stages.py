@@ -38,6 +38,16 @@ def test_missing_command_is_a_failed_stage() -> None:
     assert run_stage(Stage("none", ["/nonexistent/tool"]), print).ok is False
 
 
+def test_work_that_raises_is_a_failed_stage_with_its_reason() -> None:
+    def work() -> tuple[bool, str]:
+        raise RuntimeError("no backend\ninstall one")
+
+    said: list[str] = []
+    result = run_stage(Stage("work", work=work), said.append)
+    assert result.ok is False
+    assert said[1:3] == ["   no backend", "   install one"]
+
+
 def test_skipped_stage_says_why_and_does_not_fail() -> None:
     result = run_stage(Stage("later", ["/nonexistent/tool"], skip="no tool"), print)
     assert result.ok is None
@@ -95,7 +105,7 @@ def test_summary_names_failed_stages_last() -> None:
 def test_later_stages_run_after_a_failed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = [sys.executable, "-c", ""], [sys.executable, "-c", "raise SystemExit(1)"]
     makers = [lambda: [Stage("one", bad)], lambda: [Stage("two", good)]]
-    monkeypatch.setattr("specswap.testing.stage_makers", lambda paths, request: makers)
+    monkeypatch.setattr("specswap.testing.stage_makers", lambda paths, request, say: makers)
     results = run_tests(Paths(ROOT), Request(parts=PARTS), lambda line: None)
     assert [(result.name, result.ok) for result in results] == [("one", False), ("two", True)]
 
