@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -256,12 +257,17 @@ def check_comparison(document: Mapping[str, Any], path: Path) -> None:
             )
 
 
-def take_down(tools: Tools, say: Callable[[str], None]) -> int:
-    """Removes the demo's hosts and looks whether anything is left; returns the console's exit code."""
+def take_down(tools: Tools, say: Callable[[str], None], patience_s: float = 5.0) -> int:
+    """Removes the demo's hosts and looks whether anything is left; returns the console's exit code.
+
+    Processes that were killed may take a moment to vanish: what is still there is looked at again for `patience_s`.
+    """
     before = tools.leftovers()
     names = tools.hosts.hosts()
     tools.hosts.down()
-    after = tools.leftovers()
+    deadline = time.monotonic() + patience_s
+    while (after := tools.leftovers()) and time.monotonic() < deadline:
+        time.sleep(0.2)
     if after:
         say("still there, although it should be gone:")
         for item in after:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,8 +156,15 @@ def test_down_fails_with_a_list_when_something_is_left(bench: Bench) -> None:
     bench.run()
     bench.hosts.sticky = ["mount: /run/x"]
     said: list[str] = []
-    assert take_down(bench.tools, said.append) == 1
+    assert take_down(bench.tools, said.append, patience_s=0.3) == 1
     assert "  mount: /run/x" in said
+
+
+def test_down_waits_for_processes_that_are_still_dying(bench: Bench) -> None:
+    looks = [["process: 7 x"], ["process: 7 x"], []]
+    tools = replace(bench.tools, leftovers=lambda: looks.pop(0))
+    assert take_down(tools, lambda line: None) == 0
+    assert looks == []
 
 
 def test_down_twice_is_fine(bench: Bench) -> None:
