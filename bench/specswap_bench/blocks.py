@@ -157,10 +157,13 @@ def detect_engine(client: ChatClient) -> tuple[str, dict[str, Any]]:
     return "unknown", {"models": models} if isinstance(models, dict) else {}
 
 
+_RANDOM_KEYS = ("media_marker",)  # would mark equal servers as different in every fingerprint
+
+
 def _trimmed(value: Any, limit: int = 400) -> Any:
-    """The same JSON with long texts (chat templates) cut, so that results stay readable."""
+    """The same JSON with long texts (chat templates) cut and without what is random in every process."""
     if isinstance(value, dict):
-        return {str(key): _trimmed(item, limit) for key, item in value.items()}
+        return {str(key): _trimmed(item, limit) for key, item in value.items() if key not in _RANDOM_KEYS}
     if isinstance(value, list):
         return [_trimmed(item, limit) for item in value[:100]]
     if isinstance(value, str) and len(value) > limit:

@@ -145,7 +145,7 @@ def notes(c: Mapping[str, Any]) -> list[str]:
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
     """Nested JSON as dotted keys and texts."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):
         out: dict[str, str] = {}
         for key in sorted(value):
             out.update(flatten(value[key], f"{prefix}.{key}" if prefix else str(key)))

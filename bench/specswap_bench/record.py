@@ -27,6 +27,25 @@ ERROR_KINDS = (
 _MIN_DECODE_S = 0.001  # below this the clock and the socket buffers are measured, not the server
 
 
+_ABSENT = {
+    "http_status": "no reply came",
+    "t_sent_s": "the request was not sent",
+    "t_first_byte_s": "no reply came",
+    "t_first_token_s": "no content came",
+    "t_first_answer_token_s": "no answer text came",
+    "t_last_token_s": "no content came",
+    "t_finish_s": "no finish reason came",
+    "completion_tokens": "the server's usage does not say",
+    "prompt_tokens": "the server's usage does not say",
+    "cached_tokens": "the server's usage does not say",
+    "reasoning_tokens": "the server's usage does not say",
+    "draft_n": "the server offered no such count",
+    "draft_n_accepted": "the server offered no such count",
+    "verify_ct": "the server offered no such count",
+    "server_decode_tok_per_s": "the server offered no such figure",
+}
+
+
 @dataclass
 class Metrics:
     """Derived figures of one request; `None` has its reason in `reasons` under the same key.
@@ -156,12 +175,9 @@ class RequestRecord:
         ):
             out[name] = getattr(self, name)
         out["server_decode_tok_per_s"] = _rounded(self.server_decode_tok_per_s)
-        for name in ("completion_tokens", "prompt_tokens", "cached_tokens"):
+        for name, reason in _ABSENT.items():
             if out[name] is None:
-                out[f"{name}_reason"] = "the server's usage does not say"
-        for name in ("draft_n", "draft_n_accepted", "verify_ct"):
-            if out[name] is None:
-                out[f"{name}_reason"] = "the server offered no such count"
+                out[f"{name}_reason"] = reason
         for name in vars(figures):
             if name == "reasons":
                 continue

@@ -55,16 +55,18 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .soft { color: var(--soft); } p { margin: .3rem 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; } tr:last-child > * { border-bottom: 0; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+td { white-space: nowrap; } td:first-child, .prints td { white-space: normal; } tr:last-child > * { border-bottom: 0; }
 th { font-weight: 600; color: var(--soft); }
 .prints td { text-align: left; overflow-wrap: anywhere; font-size: .85rem; min-width: 6rem; }
 .prints th { text-align: left; }
 .differs td { background: var(--mark); } .differs td:first-child { font-weight: 700; }
-.plot { display: grid; grid-template-columns: minmax(9rem, 14rem) 1fr 5rem; gap: 0 .75rem; align-items: center; }
-.plot .value { text-align: right; font-variant-numeric: tabular-nums; font-weight: 600; }
-.plot svg { display: block; width: 100%; }
-.plot .name { overflow-wrap: anywhere; line-height: 1.25; padding: .25rem 0; }
-.plot small { display: block; color: var(--soft); }
+.row { display: grid; grid-template: "name dots value" / minmax(9rem, 14rem) 1fr 5rem; gap: 0 .75rem;
+  align-items: center; }
+.row .name { grid-area: name; overflow-wrap: anywhere; line-height: 1.25; padding: .25rem 0; }
+.row svg { grid-area: dots; display: block; width: 100%; }
+.row .value { grid-area: value; text-align: right; font-variant-numeric: tabular-nums; font-weight: 600; }
+.row small { display: block; color: var(--soft); }
 svg .axis { stroke: var(--line); } svg .one { stroke: var(--soft); stroke-dasharray: 4 3; }
 svg .bar { stroke: var(--dot); stroke-width: 4; opacity: .45; } svg .dot { fill: var(--dot); }
 svg .mean { fill: var(--card); stroke: var(--dot); stroke-width: 3; } svg text { fill: var(--soft); font-size: 12px; }
@@ -74,8 +76,8 @@ pre { overflow-x: auto; background: var(--bg); border: 1px solid var(--line); bo
 ul { margin: 0; padding-left: 1.2rem; } li { overflow-wrap: anywhere; } summary { cursor: pointer; color: var(--soft); }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem; color: var(--soft); }
 @media (max-width: 600px) { main { padding: .5rem; } section { padding: .8rem; }
-  .plot { grid-template-columns: 1fr auto; } .plot .value { grid-row: span 1; } .plot svg { grid-column: 1 / -1; }
-  .plot .axisname { display: none; } th, td { padding: .3rem .35rem; font-size: .9rem; } }
+  .row { grid-template: "name value" "dots dots" / 1fr auto; padding: .3rem 0; border-bottom: 1px solid var(--line); }
+  .row.axis { border: 0; } th, td { padding: .3rem .35rem; font-size: .9rem; } }
 """
 
 
@@ -133,9 +135,9 @@ def _plot_row(
         parts.append(f'<circle class="mean" cx="{scale.at(mean):.2f}%" cy="18" r="6"/>')
     label = f"{name}: {change(mean)}"
     return (
-        f'<div class="name">{_e(name)}<small>{_e(hint)}</small></div>'
+        f'<div class="row"><div class="name">{_e(name)}<small>{_e(hint)}</small></div>'
         f'<svg height="36" role="img" aria-label="{_e(label)}">{"".join(parts)}</svg>'
-        f'<div class="value">{_e(change(mean))}</div>'
+        f'<div class="value">{_e(change(mean))}</div></div>'
     )
 
 
@@ -171,7 +173,7 @@ def _plot(c: Mapping[str, Any]) -> str:
         f'<text x="{scale.at(tick):.2f}%" y="14" text-anchor="middle">{_e("1×" if tick == 1 else f"{tick:g}×")}</text>'
         for tick in scale.ticks()
     )
-    parts.append(f'<div class="axisname"></div><svg height="18" aria-hidden="true">{ticks}</svg><div></div>')
+    parts.append(f'<div class="row axis"><svg height="18" aria-hidden="true">{ticks}</svg></div>')
     text = (
         f"Speed of {cand} / {base}, end to end: right of the dashed line {cand} is faster. Dots are pairs of blocks, "
         f"a ring is their geometric mean; the grey band is the margin of {number(verdict['margin'], 1, 100)} %."

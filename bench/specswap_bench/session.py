@@ -395,7 +395,7 @@ class Session:
             started_at=round(began, 3),
             finished_at=round(time.time(), 3),
             restored=dict(restored),
-            aborted=self.abort or None,
+            aborted=self.abort,
         )
         write_json(self.directory / "comparison.json", result)
         return result

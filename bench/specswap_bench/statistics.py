@@ -6,6 +6,7 @@ Everything works on natural logarithms of ratios candidate / baseline, and repor
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ def t_cdf(t: float, df: float) -> float:
     return 1.0 - tail if t >= 0 else tail
 
 
+@functools.cache
 def t_quantile(p: float, df: float) -> float:
     """The t with P(T <= t) = p. Errors: ValueError unless 0 < p < 1 and df > 0."""
     if not 0.0 < p < 1.0 or df <= 0:

@@ -182,7 +182,7 @@ class SseDouble:
             time.sleep(max(0.0, due - time.monotonic()))
             tokens += chunk.tokens
             names = ("reasoning_content", "reasoning") if chunk.kind == "both" else (chunk.kind,)
-            event: dict[str, Any] = {"choices": [{"index": 0, "delta": {name: chunk.text for name in names}}]}
+            event: dict[str, Any] = {"choices": [{"index": 0, "delta": dict.fromkeys(names, chunk.text)}]}
             if script.per_chunk_usage:
                 event["usage"] = {"prompt_tokens": 7, "completion_tokens": tokens}
             truth.sent_s.append(time.monotonic())

@@ -1,0 +1,146 @@
+"""The three reports: what they must say, and that no text from elsewhere becomes markup."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specswap_bench.cli import main
+from specswap_bench.report import render_html, render_markdown, render_table
+from test_comparison import PRINTS, compare
+
+from tests.doubles.sse_double import Chunk, Script, SseDouble
+
+EVIL = '<script>alert("1")</script>|`x`'
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that tags nest, and collects tags and links."""
+
+    VOID = ("meta", "line", "circle", "rect")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def evil() -> dict[str, Any]:
+    prints = {**PRINTS, "cand": {**PRINTS["cand"], "settings": {EVIL: EVIL}}}
+    failure = {"index": 9, "arm": "cand", "pair": 1, "cause": EVIL + "\x1b[31m", "advice": ""}
+    return compare(
+        fingerprints=prints, host=EVIL, session=EVIL, suite=EVIL, failures=[failure], controller={"command": EVIL}
+    )
+
+
+def test_html_is_one_sound_page_and_escapes_everything() -> None:
+    text = render_html(evil())
+    page = Page()
+    page.feed(text)
+    assert page.open == [] and page.links == []
+    assert "script" not in page.tags and page.tags.count("svg") == 4
+    assert "&lt;script&gt;" in text and "http" not in text.replace("http-equiv", "")
+    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
+
+
+def test_html_starts_with_the_verdict() -> None:
+    text = render_html(compare())
+    assert 'class="word">faster<' in text and "+25.4 %" in text
+    assert text.index('class="word"') < text.index("<h2>Arms")
+    assert "ansible-playbook compare.yml" in text
+
+
+def test_markdown() -> None:
+    text = render_markdown(evil())
+    assert "<script>" not in text.split("```")[0] and "\\<script\\>" in text
+    plain = render_markdown(compare())
+    assert plain.startswith("# cand against base: faster\n")
+    assert "| end to end, tok/s | 70.7 | 88.7 | +25.4 % |" in plain
+    for line in plain.splitlines():
+        if line.startswith("| a |"):
+            assert line.count("|") == 8
+
+
+def test_table_fits_a_terminal_and_steers_nothing() -> None:
+    text = render_table(evil())
+    assert "\x1b" not in text and text.startswith("FASTER  cand against base")
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "0.00" not in text
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    result = compare(lambda blocks: blocks.__delitem__(slice(1, None)))
+    for render in (render_html, render_markdown, render_table):
+        text = render(result)
+        assert "–" in text and "None" not in text and "nan" not in text
+
+
+def test_reports_need_no_http_library() -> None:
+    program = (
+        "import sys; sys.modules['requests'] = None; sys.modules['urllib3'] = None\n"
+        "import specswap_bench.report, specswap_bench.suites, specswap_bench.comparison\n"
+        "assert 'specswap_host' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_report_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "comparison.json"
+    source.write_text(json.dumps(compare()))
+    assert main(["report", str(source), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == render_table(compare())
+    assert (tmp_path / "out/report.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "out/report.md").exists()
+    source.write_text('{"schema": 9}')
+    assert main(["report", str(source)]) == 2
+    assert "schema 9" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "nothing.json")]) == 2
+
+
+def test_block_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    suite = tmp_path / "mine.jsonl"
+    suite.write_text('{"id": "a", "turns": ["hello"]}\n')
+    script = Script([Chunk(f"word{i} ", after_s=0.005) for i in range(6)])
+    with SseDouble(script) as server:
+        words = ["block", "--url", server.url, "--model", "m", "--suite", str(suite), "--warmup", "1"]
+        assert main([*words, "--json"]) == 0
+        body = json.loads(capsys.readouterr().out)
+        assert body["summary"]["completion_tokens"] == 6
+        assert main(words) == 0
+        assert "tok/s" in capsys.readouterr().out
+        server.default = Script(script.chunks, status=500)
+        assert main(words) == 1
+    assert main(words) == 1
+    assert "is the server up" in capsys.readouterr().err
+    assert main(["block", "--url", "x", "--model", "m", "--suite", "nosuch"]) == 2
+
+
+def test_suites_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suites"]) == 0
+    assert "quicksort" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0 and "run-session" in capsys.readouterr().out
+
+
+def test_session_command_names_a_missing_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run-session", "--plan", str(tmp_path / "plan.json")]) == 2
+    assert "plan.json" in capsys.readouterr().err
