@@ -1,0 +1,114 @@
+"""Compare two variants through a job on the host; bring the result home and write the reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible_collections.specswap.core.plugins.plugin_utils import resolve
+from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
+from ansible_collections.specswap.core.plugins.plugin_utils.job import (
+    GOOD,
+    HostCommandError,
+    compare_plan,
+    failure,
+)
+from ansible_collections.specswap.core.plugins.plugin_utils.render import with_unit_text
+from ansible_collections.specswap.core.plugins.plugin_utils.specswap_bench import report
+from ansible_collections.specswap.core.plugins.plugin_utils.specswap_bench.suites import SuiteError, load_suite
+
+
+class ActionModule(Action):
+    SPEC: ClassVar[Spec] = {
+        "services": {"type": "list", "elements": "dict", "required": True},
+        "slot": {"type": "str"},
+        "arms": {"type": "raw", "required": True},
+        "pairs": {"type": "int", "default": 6},
+        "quick": {"type": "bool", "default": False},
+        "suite": {"type": "str", "default": "story"},
+        "max_tokens": {"type": "int", "default": 256},
+        "temperature": {"type": "float", "default": 0.0},
+        "release_path": {"type": "str", "required": True},
+        "results_dir": {"type": "str", "default": ""},
+        "reconnect_s": {"type": "float", "default": 600.0},
+    }
+
+    def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        slot = resolve.pick_slot(args["services"], args["slot"])
+        arms = resolve.arms(args["services"], args["arms"], slot)
+        try:
+            suite = load_suite(args["suite"]).to_dict()
+        except SuiteError as error:
+            raise HostCommandError(str(error)) from error
+        plan = compare_plan(
+            {arm: with_unit_text(resolve.pick(args["services"], arm, slot)) for arm in arms},
+            self.controller(),
+            pairs=args["pairs"],
+            quick=args["quick"],
+            suite=suite,
+            request={"max_tokens": args["max_tokens"], "temperature": args["temperature"]},
+            runner=[f"{args['release_path']}/bin/python", "-m", "specswap_bench", "run-session"],
+        )
+        if self.checking:
+            blocks = 2 * args["pairs"]
+            return {
+                "changed": True,
+                "msg": f"Would swap slot {slot} {blocks} times between {arms[0]} and {arms[1]}, measure "
+                f"{len(suite['prompts'])} prompts of suite {suite['name']} each time, and swap back.",
+            }
+        result = self.host_job(args["reconnect_s"]).run(plan)
+        result.pop("events")
+        result.update(changed=True, failed=result["outcome"] not in GOOD)
+        comparison = self._fetch(slot, plan["job"])
+        if comparison is not None:
+            directory = write_results(comparison, args["results_dir"])
+            result.update(results=str(directory), verdict=comparison["verdict"])
+            self.say(f"\n{report.render_table(comparison)}\nReport: {directory / 'report.html'}")
+        result["msg"] = failure(result) if result["failed"] else comparison and comparison["verdict"]["text"]
+        return result
+
+    def _fetch(self, slot: str, session: str) -> dict[str, Any] | None:
+        path = f"/var/lib/specswap/{slot}/sessions/{session}/comparison.json"
+        rc, out, _ = self.shell(f"cat {shlex.quote(path)}")
+        return json.loads(out) if rc == 0 else None
+
+
+def write_results(comparison: dict[str, Any], results_dir: str) -> Path:
+    """`<results>/<session>/` with JSON and reports, written at once by rename; `latest` points to it.
+
+    An existing session is never overwritten: the same session again gets a number behind its name.
+    """
+    results = Path(results_dir) if results_dir else resolve.home() / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    half = Path(tempfile.mkdtemp(prefix=".writing-", dir=results))
+    try:
+        (half / "comparison.json").write_text(json.dumps(comparison, indent=1, sort_keys=True) + "\n", "utf-8")
+        (half / "report.md").write_text(report.render_markdown(comparison), "utf-8")
+        (half / "report.html").write_text(report.render_html(comparison), "utf-8")
+        half.chmod(0o755)
+        directory = _rename_to_free(half, results, str(comparison["session"]))
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
+    link = results / f".latest-{os.getpid()}"
+    link.symlink_to(directory.name)
+    link.replace(results / "latest")
+    return directory
+
+
+def _rename_to_free(half: Path, results: Path, session: str) -> Path:
+    for number in range(1, 1000):
+        directory = results / (session if number == 1 else f"{session}-{number}")
+        try:
+            # mkdir claims the name; renaming over an empty directory of ours is atomic.
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        half.rename(directory)
+        return directory
+    raise HostCommandError(f"{results} holds a thousand results of session {session}; move them away.")

@@ -1,0 +1,91 @@
+"""Documentation of the action plugin comparison."""
+
+# This is a virtual module that is entirely implemented as an action plugin and runs on the controller.
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: comparison
+short_description: Compare two variants by rounds of swap and measurement
+version_added: 0.1.0
+author: The specswap maintainers
+description:
+  - Submits a job that swaps between the arms in the order A B B A, measures the same prompts each time, and swaps back
+    to the variant that was active before.
+  - Writes C(comparison.json), C(report.md) and C(report.html) on the controller in a folder of their own, never over
+    an older result, and lets C(latest) point to it.
+options:
+  services:
+    description: The host's services, as the filter P(specswap.core.services#filter) makes them.
+    type: list
+    elements: dict
+    required: true
+  slot:
+    description: The slot. May be left out when the host has only one.
+    type: str
+  arms:
+    description: Two different variants, as a list or as text separated by a comma.
+    type: raw
+    required: true
+  pairs:
+    description: Pairs of blocks; four or more are needed for an interval.
+    type: int
+    default: 6
+  quick:
+    description: Fewer prompts, for trying things out.
+    type: bool
+    default: false
+  suite:
+    description: Prompt suite, or the path of a C(.jsonl) file on the controller.
+    type: str
+    default: story
+  max_tokens:
+    description: Upper limit of a reply in tokens.
+    type: int
+    default: 256
+  temperature:
+    description: Sampling temperature; V(0) makes replies comparable.
+    type: float
+    default: 0
+  release_path:
+    description: The release of C(venv_bench) on the host.
+    type: str
+    required: true
+  results_dir:
+    description: Where results are written on the controller. Empty means C(results) of the clone.
+    type: str
+    default: ""
+  reconnect_s:
+    description: Seconds for which a lost connection is tried again. The job goes on meanwhile.
+    type: float
+    default: 600
+attributes:
+  diff_mode:
+    support: none
+    description: Nothing on the host differs afterwards.
+extends_documentation_fragment:
+  - specswap.core.attributes
+"""
+
+EXAMPLES = r"""
+- name: Which one is faster
+  specswap.core.comparison:
+    services: "{{ specswap_inventory | specswap.core.services }}"
+    arms: [baseline, ngram]
+    release_path: "{{ (specswap_inventory | specswap.core.releases('venv_bench') | first).path }}"
+"""
+
+RETURN = r"""
+outcome:
+  description: V(compared) or why not.
+  returned: not in check mode
+  type: str
+verdict:
+  description: Word, ratio, interval and text.
+  returned: when the session was brought home
+  type: dict
+results:
+  description: The folder on the controller.
+  returned: when the session was brought home
+  type: str
+"""

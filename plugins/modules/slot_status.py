@@ -1,0 +1,37 @@
+"""Documentation of the action plugin slot_status."""
+
+# This is a virtual module that is entirely implemented as an action plugin and runs on the controller.
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: slot_status
+short_description: What a host's slots serve, since when, by which proof
+version_added: 0.1.0
+author: The specswap maintainers
+description:
+  - Runs C(specswap-host status --json) on the host. It compares what was committed with what is true now.
+options:
+  slot:
+    description: Only this slot.
+    type: str
+  must_agree:
+    description: Fail when what was committed is not what is true now.
+    type: bool
+    default: false
+extends_documentation_fragment:
+  - specswap.core.attributes.read_only
+"""
+
+EXAMPLES = r"""
+- name: Ask the host what it serves
+  specswap.core.slot_status:
+  register: served
+"""
+
+RETURN = r"""
+status:
+  description: The host's answer; null in check mode on a host without the toolkit.
+  returned: success
+  type: dict
+"""
