@@ -1,6 +1,6 @@
 """Prompt suites: JSON Lines of `{"id", "category", "turns": [...], "max_tokens"}`.
 
-`suites/<name>.jsonl` holds the measured prompts, `suites/<name>.warmup.jsonl` the warm-up prompts. They must be others:
+`prompts/<name>.jsonl` holds the measured prompts, `prompts/<name>.warmup.jsonl` the warm-up prompts. They must be others:
 a prompt seen before is partly served from a cache and would be measured faster than it is.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SUITES_DIR = Path(__file__).resolve().parent / "suites"
+SUITES_DIR = Path(__file__).resolve().parent / "prompts"  # not "suites": Ansible finds a folder before a module of its name
 _KEYS = ("id", "category", "turns", "max_tokens")
 
 
