@@ -84,6 +84,8 @@ def command_environment(paths: Paths) -> dict[str, str]:
     environment = dict(os.environ)
     environment["PATH"] = f"{paths.bin}{os.pathsep}{environment.get('PATH', os.defpath)}"
     environment["ANSIBLE_CONFIG"] = str(paths.root / "ansible.cfg")
+    # ansible-runner turns the check of host keys off wherever nobody asked for it.
+    environment.setdefault("ANSIBLE_HOST_KEY_CHECKING", "True")
     # A console started with another environment active must not make uv or pip talk about that one.
     environment.pop("VIRTUAL_ENV", None)
     return environment

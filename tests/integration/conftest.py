@@ -72,7 +72,7 @@ class Hosts:
             limit=limit,
             extravars=extra or None,
             cmdline=options or None,
-            envvars={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+            envvars={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOST_KEY_CHECKING": "True"},
             quiet=True,
             timeout=900,
         )

@@ -56,6 +56,24 @@ def test_an_unreachable_host_is_named(no_host: Hosts) -> None:
     assert "nobody" in result.text
 
 
+def test_a_host_with_another_key_is_not_trusted(hosts: Hosts, tmp_path: Path) -> None:
+    inventory = yaml.safe_load(hosts.sandbox.inventory.read_text())
+    text = yaml.safe_dump(inventory)
+    known = tmp_path / "known_hosts"
+    key = hosts.run(["cat", "/etc/ssh/ssh_host_ed25519_key.pub"], "ct201").split()[1]
+    known.write_text(f"{hosts.sandbox.address('ct200')} ssh-ed25519 {key}\n")
+    folder = tmp_path / "inventory"
+    folder.mkdir()
+    original = str(hosts.sandbox.inventory.parent / "known_hosts")
+    assert original in text, text
+    (folder / "hosts.yml").write_text(text.replace(original, str(known)))
+    made = Hosts(hosts.sandbox, tmp_path)
+    made.extra_inventory = folder
+    result = made.play("status.yml")
+    assert result.rc != 0
+    assert "Host key verification failed" in result.text
+
+
 def test_every_entry_playbook_parses() -> None:
     names = {p.name for p in ROOT.glob("*.yml")}
     assert {"site.yml", "swap.yml", "rollback.yml", "status.yml", "doctor.yml", "bench.yml", "compare.yml"} <= names
