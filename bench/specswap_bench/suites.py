@@ -1,7 +1,7 @@
 """Prompt suites: JSON Lines of `{"id", "category", "turns": [...], "max_tokens"}`.
 
-`prompts/<name>.jsonl` holds the measured prompts, `prompts/<name>.warmup.jsonl` the warm-up prompts. They must be others:
-a prompt seen before is partly served from a cache and would be measured faster than it is.
+`prompts/<name>.jsonl` holds the measured prompts, `prompts/<name>.warmup.jsonl` the warm-up prompts. They must be
+others: a prompt seen before is partly served from a cache and would be measured faster than it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SUITES_DIR = Path(__file__).resolve().parent / "prompts"  # not "suites": Ansible finds a folder before a module of its name
+# The folder must not be called "suites": Ansible's loader finds a folder before a module of the same name.
+SUITES_DIR = Path(__file__).resolve().parent / "prompts"
 _KEYS = ("id", "category", "turns", "max_tokens")
 
 
