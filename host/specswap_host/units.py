@@ -100,8 +100,9 @@ def _active(path: Path) -> _Active | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
+        problem = str(error).removeprefix(f"{path}: ")
         raise UnitsError(
-            f"{path}: not a state file ({error}); move it away (mv {path} {path}.bad):"
+            f"{path}: not a state file ({problem}); move it away (mv {path} {path}.bad):"
             " the next swap takes over what runs"
         ) from error
 

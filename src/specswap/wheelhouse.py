@@ -130,6 +130,7 @@ def _ensure(
             shutil.rmtree(partial, ignore_errors=True)
             directory.rename(partial)
         partial.mkdir(exist_ok=True)
+        _verified(partial, pins)
         progress(f"wheelhouse: {what}: {len(pins)} package{'s' if len(pins) != 1 else ''}")
         _download(partial, pins, minor, glibc, progress)
         for newer in range(minor + 1, _NEWEST_PYTHON_MINOR + 1):
@@ -200,16 +201,20 @@ def _short(text: str) -> str:
 
 
 def _index(directory: Path, pins: dict[str, LockedPackage], what: str) -> dict[str, dict[str, Any]]:
-    """The index of `directory`; files that no pin names are removed. Errors: WheelhouseError for a missing one."""
-    index: dict[str, dict[str, Any]] = {}
-    covered: set[str] = set()
-    for path in sorted(directory.iterdir()):
-        name, digest = package_of(path.name), sha256_file(path)
-        if path.suffix != ".whl" or name not in pins or digest not in pins[name].sha256:
-            path.unlink()
-            continue
-        covered.add(name)
-        index[path.name] = {"sha256": digest, "size": path.stat().st_size}
-    if missing := sorted(pins.keys() - covered):
+    """The index of `directory`. Errors: WheelhouseError when a package has no verified wheel there."""
+    digests = _verified(directory, pins)
+    if missing := sorted(pins.keys() - {package_of(name) for name in digests}):
         raise WheelhouseError(f"{what}: no verified wheel of {', '.join(missing)}; run `./specswap wheelhouse` again")
-    return index
+    return {name: {"sha256": digest, "size": (directory / name).stat().st_size} for name, digest in digests.items()}
+
+
+def _verified(directory: Path, pins: dict[str, LockedPackage]) -> dict[str, str]:
+    """SHA-256 of the locked wheels in `directory`; every other file there is removed."""
+    digests = {}
+    for path in sorted(directory.iterdir()):
+        pin, digest = pins.get(package_of(path.name)), sha256_file(path)
+        if path.suffix == ".whl" and pin is not None and digest in pin.sha256:
+            digests[path.name] = digest
+        else:
+            path.unlink()
+    return digests
