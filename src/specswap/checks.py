@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from specswap.interpreters import Interpreter
 from specswap.paths import Paths, command_environment
 from specswap.stages import Stage
 
+COLLECTION = "specswap.core"
 #: Shell scripts that shellcheck reads.
 SHELL_SCRIPTS = ("specswap", ".ci/run")
 
@@ -50,7 +54,6 @@ def ansible_stages(paths: Paths, prefix: Path, label: str) -> list[Stage]:
     playbooks = sorted(
         path.name for path in paths.root.glob("*.yml") if (paths.root / "playbooks" / path.name).exists()
     )
-    modules = documented(paths.root / "plugins" / "modules")
     binary = prefix / "bin"
     return [
         Stage(
@@ -68,17 +71,46 @@ def ansible_stages(paths: Paths, prefix: Path, label: str) -> list[Stage]:
         ),
         Stage(
             f"ansible-doc {label}",
-            [str(binary / "ansible-doc"), "-t", "module", *(f"specswap.core.{name}" for name in modules)],
-            cwd=paths.root,
-            env=env,
-            skip="" if modules else "no modules",
+            work=lambda: document(paths, binary / "ansible-doc", env),
+            skip="" if documented(paths, "module") else "no modules",
         ),
     ]
 
 
-def documented(folder: Path) -> list[str]:
-    """Names of the modules of a plugin folder."""
-    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+def documented(paths: Paths, kind: str) -> list[str]:
+    """Full names of the plugins of a kind (`module` or `filter`) that must have a page."""
+    folder, suffix = {"module": ("plugins/modules", ".py"), "filter": ("filter_plugins", ".yml")}[kind]
+    names = sorted(path.stem for path in (paths.root / folder).glob(f"*{suffix}"))
+    return [f"{COLLECTION}.{name}" for name in names if not name.startswith("_")]
+
+
+def document(paths: Paths, command: Path, env: Mapping[str, str]) -> tuple[bool, str]:
+    """Asks ansible-doc for every page and looks that each one came: it exits with 0 for a plugin that it cannot find."""
+    pages = 0
+    lacking: list[str] = []
+    for kind in ("module", "filter"):
+        names = documented(paths, kind)
+        if not names:
+            continue
+        done = subprocess.run(
+            [str(command), "-t", kind, "--json", *names],
+            cwd=paths.root,
+            env=dict(env),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        try:
+            found = json.loads(done.stdout)
+        except ValueError:
+            return False, f"ansible-doc -t {kind}: {done.stderr.strip() or 'no answer'}"
+        for name in names:
+            page = found.get(name, {}).get("doc") or {}
+            if page.get("short_description"):
+                pages += 1
+            else:
+                lacking.append(f"{kind} {name}")
+    return not lacking, f"no page: {', '.join(lacking)}" if lacking else f"{pages} pages"
 
 
 def target_stage(paths: Paths, interpreter: Interpreter) -> Stage:

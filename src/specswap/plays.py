@@ -7,6 +7,7 @@ what it returned, how many changed.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,12 @@ from specswap.paths import Paths, command_environment
 
 #: How many logs of plays are kept in `.specswap/runs/`.
 KEPT_LOGS = 20
+#: Lines of one text that are shown; longer ones are cut at the front.
+LONGEST_TEXT = 40
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RESULT_EVENTS = {"runner_on_ok", "runner_on_failed", "runner_on_unreachable", "runner_on_skipped"}
+#: Ansible's own task before every role; it says something only when it fails.
+_ARGUMENT_CHECK = "Validating arguments against arg spec"
 _DISPLAY_EVENTS = {"verbose", "warning", "system_warning", "deprecated", "error"}
 
 
@@ -92,15 +98,18 @@ class EventLines:
         data: Mapping[str, Any] = event.get("event_data") or {}
         text = str(event.get("stdout") or "")
         if kind == "playbook_on_task_start":
-            self.say(f"- {_task_name(data)}")
+            if _ARGUMENT_CHECK not in _task_name(data):
+                self.say(f"- {_shown(_task_name(data))}")
         elif kind == "playbook_on_handler_task_start":
-            self.say(f"- handler: {_task_name(data)}")
+            self.say(f"- {_shown(_task_name(data))}")
+        elif kind == "runner_item_on_failed":
+            self._failed(data, text)
         elif kind in _RESULT_EVENTS:
             self._result(kind, data, text)
         elif kind == "playbook_on_stats":
             self._recap(data)
         elif kind in _DISPLAY_EVENTS:
-            self._lines(text)
+            self.text(text)
         return True
 
     def _result(self, kind: str, data: Mapping[str, Any], text: str) -> None:
@@ -111,13 +120,19 @@ class EventLines:
         if status in {"failed", "unreachable"}:
             if data.get("ignore_errors"):
                 return
-            message = str(result.get("msg") or "") or text
-            self.say(f"  {host}: {status.upper()}")
-            self._lines(message, indent="    ")
+            # The items of a loop have already said why, one by one.
+            if not result.get("results"):
+                self._failed(data, text, status)
         elif status == "ok" and action.rsplit(".", 1)[-1] == "debug" and isinstance(result.get("msg"), str):
-            self._lines(result["msg"], indent=f"  {host}: ")
+            self.text(result["msg"], indent=f"  {host}: ")
         elif status == "ok" and result.get("changed"):
             self.say(f"  {host}: changed")
+
+    def _failed(self, data: Mapping[str, Any], text: str, status: str = "failed") -> None:
+        result: Mapping[str, Any] = data.get("res") or {}
+        item = f", {result['_ansible_item_label']}" if "_ansible_item_label" in result else ""
+        self.say(f"  {data.get('host', '?')}: {status.upper()}{item}")
+        self.text(str(result.get("msg") or "") or text, indent="    ")
 
     def _recap(self, data: Mapping[str, Any]) -> None:
         names = {"ok": "ok", "changed": "changed", "failed": "failures", "unreachable": "dark", "skipped": "skipped"}
@@ -127,10 +142,20 @@ class EventLines:
             self.stats[host] = HostStats(**counts)
             self.say(f"{host}: " + ", ".join(f"{name}={count}" for name, count in counts.items()))
 
-    def _lines(self, text: str, indent: str = "  ") -> None:
-        for line in text.splitlines():
-            if line.strip():
-                self.say(indent + line.rstrip())
+    def text(self, text: str, indent: str = "  ") -> None:
+        """Says a text line by line, without colours and empty lines, and no more than its last `LONGEST_TEXT` lines."""
+        lines = [line.rstrip() for line in _COLOUR.sub("", text).splitlines() if line.strip()]
+        if len(lines) > LONGEST_TEXT:
+            # A fault of Ansible or of a plug-in comes with its whole traceback: the end says most, the log has all.
+            lines = ["...", *lines[-LONGEST_TEXT:]]
+        for line in lines:
+            self.say(indent + line)
+
+
+def _shown(task: str) -> str:
+    """`specswap.core.host_base : Install the toolkit` as `host_base: Install the toolkit`."""
+    role, colon, name = task.partition(" : ")
+    return f"{role.rsplit('.', 1)[-1]}: {name}" if colon else task
 
 
 def _task_name(data: Mapping[str, Any]) -> str:
@@ -212,8 +237,7 @@ class Player:
             raise KeyboardInterrupt
         if not lines.stats and not lines.results and runner.rc != 0:
             # Ansible ended before the first task: an inventory, syntax or argument error, seen only in its output.
-            for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
-                say(line)
+            lines.text(log.read_text(errors="replace") if log.exists() else "")
         return PlayResult(
             playbook, runner.rc == 0, int(runner.rc), time.monotonic() - begin, lines.stats, lines.results, log
         )

@@ -11,7 +11,7 @@ import pytest
 
 from specswap.errors import ConsoleError
 from specswap.paths import Paths
-from specswap.plays import EventLines, Player, inventory_variables
+from specswap.plays import LONGEST_TEXT, EventLines, Player, inventory_variables
 
 PLAY = """\
 - name: A play
@@ -109,3 +109,18 @@ def test_unreachable_host_and_warnings_are_shown() -> None:
     lines({"event": "warning", "stdout": "[WARNING]: odd\r\n"})
     lines({"event": "runner_on_unreachable", "event_data": {"host": "h", "task": "t", "res": {"msg": "timed out"}}})
     assert said == ["  [WARNING]: odd", "  h: UNREACHABLE", "    timed out"]
+
+
+def test_roles_loops_colours_and_long_texts() -> None:
+    said: list[str] = []
+    lines = EventLines(said.append)
+    for name in ("a.b.role : Validating arguments against arg spec 'main' - x", "a.b.role : Do it"):
+        lines({"event": "playbook_on_task_start", "event_data": {"name": name}})
+    item = {"msg": "why", "_ansible_item_label": "target"}
+    lines({"event": "runner_item_on_failed", "event_data": {"host": "h", "task": "t", "res": item}})
+    whole = {"msg": "One or more items failed", "results": [item]}
+    lines({"event": "runner_on_failed", "event_data": {"host": "h", "task": "t", "res": whole}})
+    lines({"event": "error", "stdout": "\n".join(f"\x1b[0;31m{number}\x1b[0m" for number in range(100))})
+    assert said[:4] == ["- role: Do it", "  h: FAILED, target", "    why", "  ..."]
+    assert said[-1] == "  99" and len(said) == 4 + LONGEST_TEXT
+    assert [result.status for result in lines.results] == ["failed"]

@@ -156,3 +156,22 @@ def test_target_stage_finds_syntax_of_a_newer_python(tmp_path: Path) -> None:
 def test_shell_scripts_run_where_sh_is_not_bash() -> None:
     assert subprocess.run(["sh", "-n", str(ROOT / "specswap")], check=False).returncode == 0
     assert os.access(ROOT / "specswap", os.X_OK)
+
+
+def test_a_module_without_a_page_fails(tmp_path: Path) -> None:
+    """The real ansible-doc on a collection with one documented and one bare module."""
+    collection = tmp_path / "collections/ansible_collections/specswap"
+    collection.mkdir(parents=True)
+    (collection / "core").symlink_to("../../..")
+    modules = tmp_path / "plugins/modules"
+    modules.mkdir(parents=True)
+    (tmp_path / "galaxy.yml").write_text("namespace: specswap\nname: core\nversion: 1.0.0\n")
+    (tmp_path / "ansible.cfg").write_text("[defaults]\ncollections_path = collections\n")
+    page = 'DOCUMENTATION = """\nmodule: good\nshort_description: Says so\ndescription: [It does.]\nauthor: [us]\n"""\n'
+    (modules / "good.py").write_text(page)
+    paths = Paths(tmp_path)
+    command, env = Path(sys.prefix) / "bin/ansible-doc", checks.environment_of(paths, Path(sys.prefix))
+    assert checks.document(paths, command, env) == (True, "1 pages")
+    (modules / "bare.py").write_text("x = 1\n")
+    held, summary = checks.document(paths, command, env)
+    assert not held and "specswap.core.bare" in summary
