@@ -71,11 +71,11 @@ def _run_session(arguments: argparse.Namespace) -> int:
 
     try:
         plan = load_plan(arguments.plan)
-    except SessionError as error:
+        swapper, journal = HostSwapper.open(plan.slot, plan.session)
+    except (SessionError, ValueError) as error:
         print(f"specswap_bench: {error}", file=sys.stderr)
         return 2
 
-    swapper, journal = HostSwapper.open(plan.slot, plan.session)
     # The job's folder is <slot>/jobs/<job>; sessions lie beside the jobs.
     directory = arguments.plan.resolve().parents[2] / "sessions" / plan.session
     return Session(plan, swapper, journal, directory).run()

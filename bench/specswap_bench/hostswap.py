@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,16 +63,18 @@ class HostSwapper:
 
     def _stop(self, wanted: Service) -> None:
         """Stop the wanted unit when it runs: the swap then starts it anew through the gate."""
-        systemd = self.context.systemd
-        if not systemd.show(wanted.unit)[0].running:
+        from specswap_host.handover import stop_units
+
+        running = [state for state in self.context.systemd.show(wanted.unit) if state.running]
+        if not running:
             return
         budget_s = wanted.budgets.drain_s + wanted.budgets.stop_s
-        # The same event as a swap's own stop: a job that dies here is settled like one that dies in a swap.
+        # The same events as a swap's own stop: a job that dies here is settled like one that dies in a swap.
         self.journal.append(self.plan.job, "stop_started", units=[wanted.unit], budget_s=budget_s)
-        systemd.stop([wanted.unit])
-        deadline = time.monotonic() + budget_s
-        while systemd.show(wanted.unit)[0].running and time.monotonic() < deadline:
-            time.sleep(0.05)
+        stopped = stop_units(self.context, running, budget_s)
+        self.journal.append(
+            self.plan.job, "stopped", units=[wanted.unit], seconds=stopped.seconds, killed=stopped.killed
+        )
 
 
 def _text(value: object) -> str:

@@ -153,8 +153,8 @@ def _plot(c: Mapping[str, Any]) -> str:
         hint = f"{number(row['baseline_e2e_tok_per_s'])} → {number(row['candidate_e2e_tok_per_s'])} tok/s"
         if row["candidate_draft_n"]:
             hint += f", {row['candidate_draft_n_accepted']} of {row['candidate_draft_n']} drafts accepted"
-        spread = (min(ratios), max(ratios)) if len(ratios) > 1 else (None, None)
-        parts.append(_plot_row(row["key"], hint, ratios, row["ratio"], *spread, scale, verdict["margin"]))
+        low, high = (min(ratios), max(ratios)) if len(ratios) > 1 else (None, None)
+        parts.append(_plot_row(row["key"], hint, ratios, row["ratio"], low, high, scale, verdict["margin"]))
     pairs = [row["ratio"] for row in c["rounds"] if row["ratio"] is not None]
     hint = "one dot per pair" + ("; bar: 95 % interval" if verdict["ci_low"] is not None else "")
     parts.append(
@@ -176,7 +176,8 @@ def _plot(c: Mapping[str, Any]) -> str:
     parts.append(f'<div class="row axis"><svg height="18" aria-hidden="true">{ticks}</svg></div>')
     text = (
         f"Speed of {cand} / {base}, end to end: right of the dashed line {cand} is faster. Dots are pairs of blocks, "
-        f"a ring is their geometric mean; the grey band is the margin of {number(verdict['margin'], 1, 100)} %."
+        f"a ring is their geometric mean, a bar their range; "
+        f"the grey band is the margin of {number(verdict['margin'], 1, 100)} %."
     )
     return f'<p class="soft">{_e(text)}</p><div class="plot">{"".join(parts)}</div>'
 

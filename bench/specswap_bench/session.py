@@ -249,9 +249,9 @@ class Session:
             return True
         if self.abort:
             return False
-        for block in [block for block in self.blocks if block["pair"] == pair]:
-            self._discard(block)
-        measured = []
+        for lone in [block for block in self.blocks if block["pair"] == pair]:
+            self._discard(lone)
+        measured: list[dict[str, Any]] = []
         for side in sides:
             block = self._block(pair, self.plan.arms[side])
             if block is None:
@@ -276,7 +276,13 @@ class Session:
     def _block(self, pair: int, arm: str) -> dict[str, Any] | None:
         index, self._next = self._next, self._next + 1
         service = self.plan.services[arm]
-        where = {"session": self.plan.session, "index": index, "arm": arm, "pair": pair, "blocks": 2 * self.plan.pairs}
+        where: dict[str, Any] = {
+            "session": self.plan.session,
+            "index": index,
+            "arm": arm,
+            "pair": pair,
+            "blocks": 2 * self.plan.pairs,
+        }
         self.journal.append(self.plan.session, "block_started", **where)
         head: dict[str, Any] = {"schema": 1, "index": index, "arm": arm, "pair": pair}
         outcome = self.swapper.swap(service, fresh=True)
