@@ -156,11 +156,12 @@ def _status(args: argparse.Namespace) -> int:
 
     ctx = _context(args)
     names = [_slot(args)] if args.slot else slots(ctx.paths)
-    statuses = [slot_status(ctx, name) for name in names]
+    statuses = {name: slot_status(ctx, name) for name in names}
     if args.json:
         print(json.dumps({"schema": 1, "slots": statuses}))
     else:
-        print("\n\n".join(status_text(status) for status in statuses) or "no slot on this host; run site.yml")
+        texts = [status_text(status) for status in statuses.values()]
+        print("\n\n".join(texts) or "no slot on this host; run site.yml")
     return 0
 
 

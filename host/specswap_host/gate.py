@@ -21,6 +21,14 @@ from .systemd import SystemdError, UnitState
 
 TIER_NAMES = ("unit", "listener", "health", "identity", "completion")
 
+_TIER_ADVICE = (
+    "see why the unit does not become active (systemctl status)",
+    "find the process on the port (ss -ltnp); a slow start needs a larger budget load_s",
+    "see what the server is doing; a slow load needs a larger budget load_s",
+    "another configuration answers than the planned one: compare the evidence with the variant's data",
+    "the server is up but does not generate: try the completion by hand",
+)
+
 POLL_S = 0.05
 SLOW_POLL_S = 0.1
 SLOW_AFTER_S = 10.0
@@ -213,7 +221,7 @@ class Gate:
             "result": state.result,
             "n_restarts": state.n_restarts,
             "invocation_id": self._invocation,
-            "verdict_delay_s": delay,
+            "seconds_after_exit": delay,
             "cause": cause.to_dict() if cause else None,
             "traceback": traceback,
             "lines": error_lines(lines),
@@ -279,7 +287,7 @@ class Gate:
             "cause": cause.to_dict() if cause else None,
             "traceback": first_traceback(lines),
             "lines": [line.rstrip() for line in lines[-8:]],
-            "fix": f"read the log: journalctl _SYSTEMD_INVOCATION_ID={self._invocation}",
+            "fix": f"{_TIER_ADVICE[tier]}; its log: journalctl _SYSTEMD_INVOCATION_ID={self._invocation}",
         }
         raise _Stop(Failure("tier_failed", tier, f"tier {tier} {TIER_NAMES[tier]}: {reason}", report))
 

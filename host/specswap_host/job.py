@@ -27,7 +27,7 @@ REFUSED = EXIT_CODES["refused"]
 LOCK_PATIENCE_S = 5.0
 
 _BEGAN = ("stop_started", "start_requested")
-_ENDED = ("committed", "rolled_back", "rollback_failed")
+_ENDED = ("committed", "rolled_back", "rollback_failed", "settled")
 
 
 class Busy(Exception):
@@ -121,7 +121,11 @@ def submit(data: Any, ctx: Context) -> Submitted:
         except OSError as error:
             raise JournalError(f"{path}: cannot be written ({error.strerror or error}); free space there") from error
         if not known:
-            after = int(journal.append(plan.job, "job_accepted", **_accepted_detail(plan))["seq"]) - 1
+            # Taking the lock has replaced the record of an owner that died; the journal keeps it.
+            detail = _accepted_detail(plan)
+            if lock.leftover is not None:
+                detail["leftover"] = lock.leftover.describe()
+            after = int(journal.append(plan.job, "job_accepted", **detail)["seq"]) - 1
     package = Path(__file__).resolve().parent
     argv = [sys.executable, "-m", package.name, "run", "--slot", plan.slot, "--job", plan.job]
     # The job keeps the toolkit it was started with, even if `current` is switched meanwhile.
@@ -182,8 +186,10 @@ def run(slot: str, job: str, ctx: Context) -> int:
     try:
         _acquire(lock, _owner(plan))
         try:
+            # Read before anything of this process is in it: the journal may end in a broken run of this very job.
+            before = journal.read()
             _note(journal, job, "lock_taken", leftover=lock.leftover.describe() if lock.leftover else None)
-            settle(plan, journal, ctx)
+            settle(plan, journal, ctx, before)
             if plan.kind == "compare":
                 result, extra = _run_child(plan, journal, ctx, lock, child)
             else:
@@ -286,13 +292,13 @@ def broke_off(events: Sequence[Event]) -> bool:
     return open_swap
 
 
-def settle(plan: Plan, journal: Journal, ctx: Context) -> list[str]:
-    """End every job that has no `job_finished`, except the plan's own; gives their ids.
+def settle(plan: Plan, journal: Journal, ctx: Context, before: Sequence[Event]) -> list[str]:
+    """End every job in the events `before` that has no `job_finished`, except the plan's own; gives their ids.
 
     Where one broke off in a swap, the committed service is brought back through the gate first.
     """
     jobs: dict[str, list[Event]] = {}
-    for event in journal.read():
+    for event in before:
         jobs.setdefault(event["job"], []).append(event)
     settled = []
     for job, events in jobs.items():

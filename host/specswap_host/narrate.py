@@ -40,12 +40,16 @@ def _list(values: Any) -> str:
 def _accepted(event: Mapping[str, Any], detail: Detail) -> str:
     who = "@".join(part for part in (detail.get("user"), detail.get("host")) if part)
     what = detail.get("variant") or " and ".join(detail.get("arms") or []) or "the previous variant"
-    return f"job {event['job']}: {detail['kind']} to {what}" + (f", for {who}" if who else "")
+    text = f"job {event['job']}: {detail['kind']} to {what}" + (f", for {who}" if who else "")
+    return text + _leftover(detail)
+
+
+def _leftover(detail: Detail) -> str:
+    return f"; the slot's last owner ended without releasing it: {detail['leftover']}" if detail.get("leftover") else ""
 
 
 def _lock(_: Mapping[str, Any], detail: Detail) -> str:
-    leftover = detail.get("leftover")
-    return "slot locked" + (f"; the last owner ended without releasing it: {leftover}" if leftover else "")
+    return "slot locked" + _leftover(detail)
 
 
 def _preflight_failed(_: Mapping[str, Any], detail: Detail) -> str:
@@ -76,7 +80,7 @@ def _tier_passed(event: Mapping[str, Any], detail: Detail) -> str:
 
 
 def _crashed(_: Mapping[str, Any], detail: Detail) -> str:
-    delay = detail.get("verdict_delay_s")
+    delay = detail.get("seconds_after_exit")
     seen = f" (seen {delay:.2f} s after it died)" if isinstance(delay, (int, float)) else ""
     lines = detail.get("traceback") or detail.get("lines") or []
     return f"CRASHED: {detail['message']}{seen}" + "".join(f"\n    {line}" for line in lines[-12:])

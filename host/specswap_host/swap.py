@@ -145,6 +145,8 @@ class _Swap:
             wanted = self._wanted()
             if self._is_noop(wanted):
                 return self._result("noop", active=wanted.variant, downtime_s=0.0)
+            if self._is_refresh(wanted):
+                return self._refresh(wanted)
             return self._swap(wanted)
         except _Refused as refused:
             return self._result(
@@ -154,7 +156,11 @@ class _Swap:
             assert wanted is not None
             return self._give_back(wanted, failed.failure)
         except Interrupted as error:
-            return self._broken_off(wanted, Failure("interrupted", None, f"asked to end {error}"), "interrupted")
+            return self._broken_off(
+                wanted,
+                Failure("interrupted", None, f"asked to end {error}", {"fix": "submit the job again"}),
+                "interrupted",
+            )
         # Anything may be raised on a host in trouble, and the slot must be given back all the same.
         except Exception as error:
             known = isinstance(error, (StateError, JournalError, SystemdError, OSError))
@@ -186,12 +192,10 @@ class _Swap:
         active = self._state.active
         if active is None or not active.service.same_as(wanted):
             return False
-        try:
-            on_disk = self._ctx.paths.unit(wanted.unit).read_text()
-        except OSError:
-            return False
-        if on_disk != wanted.unit_text:
-            return False
+        return unit_on_disk(self._ctx, wanted.unit) == wanted.unit_text and self._holds_the_slot(wanted)
+
+    def _holds_the_slot(self, wanted: Service) -> bool:
+        """The wanted service serves now, alone in its slot, starts at boot, and systemd knows its file."""
         proof = prove_now(self._ctx, wanted)
         return (
             proof.ok
@@ -199,6 +203,30 @@ class _Swap:
             and not proof.unit.need_daemon_reload
             and not any(state.running for state in self._ctx.systemd.show(*wanted.rivals))
         )
+
+    def _is_refresh(self, wanted: Service) -> bool:
+        """Only what a reload puts in force has changed (rivals, stop budget): no reason to restart the process."""
+        active = self._state.active
+        if active is None or (active.service.plan_hash, active.service.identity, active.service.unit) != (
+            wanted.plan_hash,
+            wanted.identity,
+            wanted.unit,
+        ):
+            return False
+        texts = {active.service.unit_text, unit_on_disk(self._ctx, wanted.unit), wanted.unit_text}
+        return len({_process_text(text) for text in texts}) == 1 and self._holds_the_slot(wanted)
+
+    def _refresh(self, wanted: Service) -> SwapResult:
+        """Write the unit and commit it under the process that serves already, without a moment of downtime."""
+        assert self._state.active is not None
+        active = self._state.active
+        write_text(self._ctx.paths.unit(wanted.unit), wanted.unit_text)
+        renewed = Active(wanted, active.since, active.job, active.invocation_id, active.tiers)
+        self._state = State(self._plan.slot, renewed, self._state.previous)
+        states.save(self._ctx.paths.state(self._plan.slot), self._state)
+        self._ctx.systemd.daemon_reload()
+        self._note("committed", variant=wanted.variant, unit=wanted.unit, downtime_s=0.0, refreshed=True)
+        return self._result("swapped", downtime_s=0.0, active=wanted.variant)
 
     def _swap(self, wanted: Service) -> SwapResult:
         ctx, units = self._ctx, slot_units(self._state, [wanted])
@@ -376,6 +404,8 @@ class _Swap:
         if not others and same_text and prove_now(ctx, service).ok:
             finalise(ctx, self._state, units)
             return True, f"{service.variant} serves, as committed"
+        cause = "a job broke off in the middle of a swap"
+        self._note("rollback_started", cause=cause, from_variant=None, to_variant=service.variant)
         try:
             failure, _ = self._restore(units, service)
         finally:
@@ -422,6 +452,12 @@ class _Swap:
 
     def _result(self, outcome: str, **values: Any) -> SwapResult:
         return SwapResult(outcome, round(self._ctx.clock.mono() - self._start, 3), **values)
+
+
+def _process_text(unit_text: str) -> str:
+    """The part of a unit that its process depends on: without what a reload alone puts in force."""
+    reloadable = ("After=", "Conflicts=", "TimeoutStopSec=")
+    return "\n".join(line for line in unit_text.splitlines() if not line.startswith(reloadable))
 
 
 def unit_on_disk(ctx: Context, unit: str) -> str:

@@ -37,6 +37,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--empty", action="store_true", help="generate an empty text")
     parser.add_argument("--wrong-model", action="store_true", help="serve under another name")
     parser.add_argument("--completion-status", type=int, default=200)
+    parser.add_argument("--speculative", choices=("true", "false"), help="shown by /slots")
     return parser.parse_args()
 
 
@@ -54,6 +55,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self.names()]})
         elif self.path == "/props" and self.args.model:
             self.reply(200, {"model_path": self.args.model})
+        elif self.path == "/slots" and self.args.speculative:
+            self.reply(200, [{"id": 0, "speculative": self.args.speculative == "true"}])
         else:
             self.reply(404, {"error": {"message": "not found"}})
 
@@ -81,7 +84,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def names(self) -> list[str]:
         return ["somebody-else"] if self.args.wrong_model else self.args.alias or ["double"]
 
-    def reply(self, status: int, body: dict[str, Any]) -> None:
+    def reply(self, status: int, body: Any) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

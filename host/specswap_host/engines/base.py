@@ -123,7 +123,11 @@ class OpenAiEngine:
             answer = reply.json()
         except HttpError as error:
             return Probe(False, str(error))
-        return judge_completion(service, answer, reply)
+        return judge_completion(answer, reply, self.completion_names(service))
+
+    def completion_names(self, service: Service) -> tuple[str, ...]:
+        """Model names that a completion of this service may carry."""
+        return (service.identity,)
 
     def _ask(self, service: Service, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
         return request(service.slot.bind, service.slot.port, method, path, body, timeout_s)
@@ -143,7 +147,7 @@ def served_names(listing: Any) -> list[str]:
     return names
 
 
-def judge_completion(service: Service, answer: Any, reply: Reply) -> Probe:
+def judge_completion(answer: Any, reply: Reply, names: tuple[str, ...]) -> Probe:
     """Real tokens: text, a finish reason, usage that counts them, under our own name."""
     try:
         choice = answer["choices"][0]
@@ -166,6 +170,6 @@ def judge_completion(service: Service, answer: Any, reply: Reply) -> Probe:
         return Probe(False, "completion: no finish_reason", evidence, final=True)
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens <= 0:
         return Probe(False, f"completion: usage.completion_tokens is {tokens!r}, expected > 0", evidence, final=True)
-    if model != service.identity:
-        return Probe(False, f"completion: model is {model!r}, expected {service.identity!r}", evidence, final=True)
+    if model not in names:
+        return Probe(False, f"completion: model is {model!r}, expected {' or '.join(names)}", evidence, final=True)
     return Probe(True, f"{tokens} tokens in {reply.seconds:.2f} s", evidence)

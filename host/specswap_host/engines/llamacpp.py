@@ -22,8 +22,8 @@ class LlamaCpp(OpenAiEngine):
     name = "llamacpp"
     phases = (
         ("loading model", re.compile(r"specswap: loading model|load_model: loading model")),
-        ("warming up", re.compile(r"warming up the model")),
-        ("model loaded", re.compile(r"main: model loaded|load_model: initializing slots")),
+        ("preparing slots", re.compile(r"load_model: initializing, n_slots")),
+        ("model loaded", re.compile(r"init: model loaded")),
         ("ready", re.compile(r"specswap: READY")),
     )
 
@@ -44,16 +44,37 @@ class LlamaCpp(OpenAiEngine):
             findings.append(Finding("model_role", "no model with role target", "give the variant a model"))
         return findings
 
+    def completion_names(self, service: Service) -> tuple[str, ...]:
+        # The server answers with its first alias by sort order, whichever alias was asked for.
+        return (service.identity, service.served_model)
+
     def live_settings(self, service: Service, timeout_s: float, evidence: dict[str, Any]) -> Probe:
+        """The loaded model file (/props) and whether the slots draft (/slots) equal the plan.
+
+        The server does not tell which kind of drafting it uses: the equality of argv covers that.
+        """
         try:
-            reply = self._ask(service, "GET", "/props", None, timeout_s)
-            props = reply.json() if reply.status == 200 else {}
+            props = self._json(service, "/props", timeout_s)
+            slots = self._json(service, "/slots", timeout_s)
         except HttpError as error:
             return Probe(False, str(error), evidence)
         live = props.get("model_path") if isinstance(props, dict) else None
-        wanted = service.models["target"].path if "target" in service.models else None
-        if live is not None and wanted is not None:
+        if live is not None and "target" in service.models:
             evidence["model_path"] = live
+            wanted = service.models["target"].path
             if live != wanted:
                 return Probe(False, f"the server has loaded {live}, the plan says {wanted}", evidence, final=True)
+        kind = service.settings.get("speculative_type")
+        if isinstance(slots, list) and slots and isinstance(slots[0], dict) and kind is not None:
+            drafts = slots[0].get("speculative")
+            if isinstance(drafts, bool):
+                evidence["speculative"] = drafts
+                if drafts != (kind != "none"):
+                    message = f"the server says speculative={drafts}, the plan says {kind}"
+                    return Probe(False, message, evidence, final=True)
         return Probe(True, f"serves as {service.identity}", evidence)
+
+    def _json(self, service: Service, path: str, timeout_s: float) -> Any:
+        """The reply as JSON, None where this build does not offer `path`."""
+        reply = self._ask(service, "GET", path, None, timeout_s)
+        return reply.json() if reply.status == 200 else None
