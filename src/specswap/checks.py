@@ -85,7 +85,7 @@ def documented(paths: Paths, kind: str) -> list[str]:
 
 
 def document(paths: Paths, command: Path, env: Mapping[str, str]) -> tuple[bool, str]:
-    """Asks ansible-doc for every page and looks that each one came: it exits with 0 for a plugin that it cannot find."""
+    """Asks ansible-doc for every page and looks that each came: it exits with 0 for a plugin that it cannot find."""
     pages = 0
     lacking: list[str] = []
     for kind in ("module", "filter"):

@@ -28,6 +28,8 @@ from specswap.paths import Paths, command_environment
 KEPT_LOGS = 20
 #: Lines of one text that are shown; longer ones are cut at the front.
 LONGEST_TEXT = 40
+#: Lines of a text that a plug-in displays; whole tables are for those who run Ansible themselves, and in the log.
+LONGEST_DISPLAY = 15
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RESULT_EVENTS = {"runner_on_ok", "runner_on_failed", "runner_on_unreachable", "runner_on_skipped"}
 #: Ansible's own task before every role; it says something only when it fails.
@@ -108,7 +110,7 @@ class EventLines:
             self._result(kind, data, text)
         elif kind == "playbook_on_stats":
             self._recap(data)
-        elif kind in _DISPLAY_EVENTS:
+        elif kind in _DISPLAY_EVENTS and (kind != "verbose" or text.count("\n") < LONGEST_DISPLAY):
             self.text(text)
         return True
 

@@ -121,6 +121,7 @@ def test_roles_loops_colours_and_long_texts() -> None:
     whole = {"msg": "One or more items failed", "results": [item]}
     lines({"event": "runner_on_failed", "event_data": {"host": "h", "task": "t", "res": whole}})
     lines({"event": "error", "stdout": "\n".join(f"\x1b[0;31m{number}\x1b[0m" for number in range(100))})
+    lines({"event": "verbose", "stdout": "h: table\n" + "row\n" * 20})
     assert said[:4] == ["- role: Do it", "  h: FAILED, target", "    why", "  ..."]
     assert said[-1] == "  99" and len(said) == 4 + LONGEST_TEXT
     assert [result.status for result in lines.results] == ["failed"]
