@@ -54,6 +54,12 @@ FAULTS: tuple[Fault, ...] = (
         "rebuild the environment from a lock of the flavour that the driver supports",
     ),
     _fault(
+        "shared_library",
+        r"[\w.+-]+\.so[.\d]*: cannot open shared object file",
+        "a system library is missing on the host",
+        "install the package that holds it (libgomp.so.1 comes with libgomp1)",
+    ),
+    _fault(
         "address_in_use",
         r"address already in use|EADDRINUSE|\[Errno 98\]|couldn't bind HTTP server socket|port \d+ is (taken|in use)",
         "another process holds the port",

@@ -14,6 +14,7 @@ from specswap_host.faults import FAULTS, classify, error_lines, first_traceback
         ("specswap: cannot bind 127.0.0.1:30001: Address already in use", "address_in_use"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "cuda_oom"),
         ("ImportError: libcudart.so.13: cannot open shared object file: No such file or directory", "cuda_library"),
+        ("specswap: error: libgomp.so.1: cannot open shared object file: No such file", "shared_library"),
         ("ModuleNotFoundError: No module named 'xgrammar'", "import_error"),
         ("serve.py: error: unrecognized arguments: --no-such-flag", "unknown_argument"),
         ("error: argument --spec-type: invalid choice: 'x'", "unknown_argument"),
