@@ -220,7 +220,7 @@ class Demo:
         """Exactly three commands with what they do; they work as they stand from the current directory."""
         shown, host = self._paths.shown, self._options.host
         places = " ".join(f"-i {shown(inventory)}" for inventory in self.inventories)
-        playbook, pytest = (shown(self._paths.bin / name) for name in ("ansible-playbook", "pytest"))
+        playbook = shown(self._paths.bin / "ansible-playbook")
         there = "" if Path.cwd() == self._paths.root else f"cd {self._paths.root} && "
         spec = f"ansible://{host}?ansible_inventory={self._tools.hosts.inventory}"
         return [
@@ -229,7 +229,7 @@ class Demo:
                 "swaps the running service through the health gate",
             ),
             (
-                f"{there}{pytest} tests/testinfra --hosts='{spec}'",
+                f"{there}./specswap test testinfra --hosts '{spec}'",
                 "checks the provisioned host from the outside",
             ),
             (f"{there}./specswap demo --down", "takes everything away again"),

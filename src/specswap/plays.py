@@ -7,6 +7,7 @@ what it returned, how many changed.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,8 @@ from specswap.paths import Paths, command_environment
 
 #: How many logs of plays are kept in `.specswap/runs/`.
 KEPT_LOGS = 20
+#: Seconds that Ansible gets to end its workers after Ctrl-C.
+GRACE_S = 10.0
 #: Lines of one text that are shown; longer ones are cut at the front.
 LONGEST_TEXT = 40
 #: Lines of a text that a plug-in displays; whole tables are for those who run Ansible themselves, and in the log.
@@ -225,7 +228,7 @@ class Player:
                     settings={"pexpect_timeout": 0.5},
                     cmdline=" ".join(options) or None,
                     event_handler=lines,
-                    cancel_callback=interrupted.is_set,
+                    cancel_callback=Cancel(interrupted.is_set),
                     ident="run",
                     quiet=True,
                 )
@@ -247,6 +250,46 @@ class Player:
     def _rotate(self) -> None:
         for old in sorted(self._paths.runs.glob("*.log"))[:-KEPT_LOGS]:
             old.unlink(missing_ok=True)
+
+
+class Cancel:
+    """ansible-runner's question whether to cancel; the answer to a Ctrl-C is first an end in good order.
+
+    ansible-runner kills Ansible's process group at once, but Ansible's workers live in groups of their own and would go
+    on with their task. So Ansible itself gets the interrupt, ends its workers, and is killed only if it does not end.
+
+    Args:
+        wanted: whether the user has asked for the end.
+        grace_s: seconds that Ansible gets before it is killed.
+    """
+
+    def __init__(self, wanted: Callable[[], bool], grace_s: float = GRACE_S) -> None:
+        self._wanted = wanted
+        self._grace_s = grace_s
+        self._asked: float | None = None
+
+    def __call__(self) -> bool:
+        """True when Ansible is to be killed; sends it the interrupt before."""
+        if not self._wanted():
+            return False
+        if self._asked is None:
+            self._asked = time.monotonic()
+            for pid in children("ansible-playbook"):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
+        return time.monotonic() - self._asked > self._grace_s
+
+
+def children(program: str, proc: Path = Path("/proc")) -> list[int]:
+    """Our own direct children that run a program of that name."""
+    found = []
+    for listing in proc.glob(f"{os.getpid()}/task/*/children"):
+        for pid in listing.read_text().split():
+            with suppress(OSError):
+                words = (proc / pid / "cmdline").read_bytes().split(b"\0")[:3]
+                if any(Path(word.decode(errors="replace")).name == program for word in words):
+                    found.append(int(pid))
+    return found
 
 
 @contextmanager

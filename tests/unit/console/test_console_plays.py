@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from specswap.errors import ConsoleError
 from specswap.paths import Paths
-from specswap.plays import LONGEST_TEXT, EventLines, Player, inventory_variables
+from specswap.plays import LONGEST_TEXT, Cancel, EventLines, Player, inventory_variables
 
 PLAY = """\
 - name: A play
@@ -87,16 +88,43 @@ def test_missing_inventory_is_refused(paths: Paths) -> None:
         Player(paths)("play.yml", inventories=[paths.root / "none.yml"])
 
 
-def test_ctrl_c_ends_ansible_and_comes_through(paths: Paths) -> None:
-    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+def running(mark: str) -> list[str]:
+    """Command lines of this machine that hold a mark."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return [line for line in found if mark in line]
+
+
+def test_ctrl_c_ends_ansible_with_its_workers_and_comes_through(paths: Paths) -> None:
+    mark = str(paths.root / "hosts.yml")
+
+    def interrupt() -> None:
+        # Ansible and the worker that carries out the task: the moment that matters.
+        deadline = time.monotonic() + 20
+        while len(running(mark)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
     before = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            play(paths, [], slow=True)
-    finally:
-        timer.cancel()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        play(paths, [], slow=True)
+    thread.join()
+    assert running(mark) == []
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_ansible_that_does_not_end_is_killed_after_its_grace() -> None:
+    cancel = Cancel(lambda: True, grace_s=0.2)
+    assert cancel() is False
+    time.sleep(0.3)
+    assert cancel() is True
+    assert Cancel(lambda: False, grace_s=0.0)() is False
 
 
 def test_variables_of_an_inventory(paths: Paths) -> None:
