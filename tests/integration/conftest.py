@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,12 @@ class Hosts:
             limit=limit,
             extravars=extra or None,
             cmdline=options or None,
-            envvars={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOST_KEY_CHECKING": "True"},
+            envvars={
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                # ansible-runner turns this off where nobody asked for it.
+                "ANSIBLE_HOST_KEY_CHECKING": "True",
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            },
             quiet=True,
             timeout=900,
         )
