@@ -105,6 +105,14 @@ def _rolled_back(_: Mapping[str, Any], detail: Detail) -> str:
     return f"rolled back: {detail['variant']} serves again, proven through the gate"
 
 
+def _committed(_: Mapping[str, Any], detail: Detail) -> str:
+    if detail.get("refreshed"):
+        return f"unit of {detail['variant']} rewritten and reloaded; its process goes on"
+    return f"committed: {detail['variant']} is active" + (
+        f"; {detail['warning']}" if detail.get("warning") else " and starts at boot"
+    )
+
+
 _WORDS: dict[str, Callable[[Mapping[str, Any], Detail], str]] = {
     "job_accepted": _accepted,
     "lock_taken": _lock,
@@ -122,12 +130,16 @@ _WORDS: dict[str, Callable[[Mapping[str, Any], Detail], str]] = {
     "tier_failed": lambda _, d: f"FAILED {d['message']}",
     "crashed": _crashed,
     "soak_passed": lambda _, d: f"soak passed: {d['polls']} looks in {_seconds(d['seconds'])}",
-    "committed": lambda _, d: (
-        f"committed: {d['variant']} is active" + (f"; {d['warning']}" if d.get("warning") else " and starts at boot")
-    ),
+    "committed": _committed,
     "rollback_started": lambda _, d: f"giving the slot back to {d['to_variant'] or 'nobody'}",
     "rolled_back": _rolled_back,
     "rollback_failed": lambda _, d: f"ROLLBACK FAILED: {d['second_cause']}; port: {_list(d['host'].get('port'))}",
     "job_finished": _finished,
+    "block_started": lambda _, d: f"block {d['index'] + 1} of {d['blocks']}, pair {d['pair'] + 1}: {d['arm']}",
+    "block_finished": lambda _, d: (
+        f"block {d['index'] + 1} of {d['blocks']}: {d['arm']} made {d['e2e_tok_per_s']:.1f} tok/s end to end over "
+        f"{d['requests']} requests ({d['failed']} failed) in {_seconds(d['seconds'])}"
+    ),
+    "block_failed": lambda _, d: f"block {d['index'] + 1} FAILED, {d['arm']}: {d['cause']} -> {d['advice']}",
     "journal_repaired": lambda _, d: f"journal repaired: a torn last line of {d['cut_bytes']} bytes was cut off",
 }

@@ -214,7 +214,7 @@ class _Swap:
         ):
             return False
         texts = {active.service.unit_text, unit_on_disk(self._ctx, wanted.unit), wanted.unit_text}
-        return len({_process_text(text) for text in texts}) == 1 and self._holds_the_slot(wanted)
+        return len({process_text(text) for text in texts}) == 1 and self._holds_the_slot(wanted)
 
     def _refresh(self, wanted: Service) -> SwapResult:
         """Write the unit and commit it under the process that serves already, without a moment of downtime."""
@@ -454,7 +454,7 @@ class _Swap:
         return SwapResult(outcome, round(self._ctx.clock.mono() - self._start, 3), **values)
 
 
-def _process_text(unit_text: str) -> str:
+def process_text(unit_text: str) -> str:
     """The part of a unit that its process depends on: without what a reload alone puts in force."""
     reloadable = ("After=", "Conflicts=", "TimeoutStopSec=")
     return "\n".join(line for line in unit_text.splitlines() if not line.startswith(reloadable))

@@ -202,6 +202,8 @@ def _judge(
         )
     elif _text(units_dir / active.unit) not in (None, services[wanted]["unit_text"]):
         reason = f"{wanted} serves with another unit text"
+    elif not _runs(active.unit):
+        reason = f"{active.unit} was committed but does not run"
     else:
         return {"active": wanted, "wanted": wanted, "needs_swap": False, "reason": "serves as wanted"}
     needs_swap = wanted is not None

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from ansible_collections.specswap.core.plugins.plugin_utils import resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
 from ansible_collections.specswap.core.plugins.plugin_utils.job import HostCommandError
+from ansible_collections.specswap.core.plugins.plugin_utils.specswap_bench.suites import suite_names
 
 
 class ActionModule(Action):
@@ -24,6 +25,10 @@ class ActionModule(Action):
         slot = resolve.pick_slot(args["services"], args["slot"])
         if self.checking:
             return {"changed": False, "msg": f"Would measure the active variant of slot {slot}; nothing is swapped."}
+        if args["suite"] not in suite_names():
+            raise HostCommandError(
+                f"{args['suite']} is not a shipped suite ({', '.join(suite_names())}); your own are for compare.yml."
+            )
         service = self._active(slot)
         address = f"http://{service['slot']['bind']}:{service['slot']['port']}"
         words = [
@@ -41,7 +46,9 @@ class ActionModule(Action):
         rc, out, err = self.shell(" ".join(shlex.quote(word) for word in words))
         if rc != 0:
             raise HostCommandError(f"The block on {service['unit']} failed with status {rc}:\n{err.strip()[-2000:]}")
-        return {"changed": False, "slot": slot, "variant": service["variant"], "block": json.loads(out)}
+        block = json.loads(out)
+        self.say(f"{service['variant']}: {_figures(block['summary'])}")
+        return {"changed": False, "slot": slot, "variant": service["variant"], "block": block}
 
     def _active(self, slot: str) -> dict[str, Any]:
         rc, out, _ = self.shell(f"cat {shlex.quote(f'/var/lib/specswap/{slot}/state.json')}")
@@ -50,3 +57,16 @@ class ActionModule(Action):
             raise HostCommandError(f"Slot {slot} serves nothing. Run site.yml or swap.yml first.")
         service: dict[str, Any] = active["service"]
         return service
+
+
+def _figures(summary: dict[str, Any]) -> str:
+    """The block's figures in one line; what was not measured says why."""
+
+    def figure(key: str, unit: str, scale: float = 1.0) -> str:
+        value = summary[key]
+        return f"not measured ({summary[f'{key}_reason']})" if value is None else f"{value * scale:.1f} {unit}"
+
+    return (
+        f"end to end {figure('e2e_tok_per_s', 'tok/s')}, decode {figure('decode_tok_per_s', 'tok/s')}, "
+        f"first token {figure('ttft_s', 'ms', 1000)}, {summary['requests']} requests, {summary['failed']} failed"
+    )

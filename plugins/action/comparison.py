@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ansible_collections.specswap.core.plugins.plugin_utils import resolve
+from ansible_collections.specswap.core.plugins.plugin_utils import bench, resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
 from ansible_collections.specswap.core.plugins.plugin_utils.job import (
     GOOD,
@@ -20,7 +20,6 @@ from ansible_collections.specswap.core.plugins.plugin_utils.job import (
 )
 from ansible_collections.specswap.core.plugins.plugin_utils.render import with_unit_text
 from ansible_collections.specswap.core.plugins.plugin_utils.specswap_bench import report
-from ansible_collections.specswap.core.plugins.plugin_utils.specswap_bench.suites import SuiteError, load_suite
 
 
 class ActionModule(Action):
@@ -41,25 +40,20 @@ class ActionModule(Action):
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         slot = resolve.pick_slot(args["services"], args["slot"])
         arms = resolve.arms(args["services"], args["arms"], slot)
-        try:
-            suite = load_suite(args["suite"]).to_dict()
-        except SuiteError as error:
-            raise HostCommandError(str(error)) from error
+        settings = bench.settings(args)
         plan = compare_plan(
             {arm: with_unit_text(resolve.pick(args["services"], arm, slot)) for arm in arms},
             self.controller(),
             pairs=args["pairs"],
             quick=args["quick"],
-            suite=suite,
-            request={"max_tokens": args["max_tokens"], "temperature": args["temperature"]},
-            runner=[f"{args['release_path']}/bin/python", "-m", "specswap_bench", "run-session"],
+            **settings,
         )
         if self.checking:
             blocks = 2 * args["pairs"]
             return {
                 "changed": True,
                 "msg": f"Would swap slot {slot} {blocks} times between {arms[0]} and {arms[1]}, measure "
-                f"{len(suite['prompts'])} prompts of suite {suite['name']} each time, and swap back.",
+                f"{len(settings['suite']['prompts'])} prompts of suite {args['suite']} each time, and swap back.",
             }
         result = self.host_job(args["reconnect_s"]).run(plan)
         result.pop("events")
@@ -70,7 +64,7 @@ class ActionModule(Action):
             result.update(results=str(directory), verdict=comparison["verdict"])
             self.say(f"\n{report.render_table(comparison)}\nReport: {directory / 'report.html'}")
         result["msg"] = failure(result) if result["failed"] else comparison and comparison["verdict"]["text"]
-        return result
+        return self.brief(result)
 
     def _fetch(self, slot: str, session: str) -> dict[str, Any] | None:
         path = f"/var/lib/specswap/{slot}/sessions/{session}/comparison.json"

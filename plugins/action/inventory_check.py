@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ansible_collections.specswap.core.plugins.plugin_utils import resolve
+from ansible_collections.specswap.core.plugins.plugin_utils import bench, resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
 
 
@@ -27,7 +27,7 @@ class ActionModule(Action):
             resolve.pick(services, args["variant"], slot)
         names = resolve.arms(services, args["arms"], slot) if args["arms"] or args["require"] == "arms" else []
         if args["suite"]:
-            _suite(args["suite"])
+            bench.suite(args["suite"])
         return {
             "changed": False,
             "slot": slot,
@@ -35,13 +35,3 @@ class ActionModule(Action):
             "wanted": resolve.wanted(args["inventory"]),
             "units": [service["unit"] for service in services],
         }
-
-
-def _suite(name: str) -> None:
-    from ansible_collections.specswap.core.plugins.plugin_utils.checks import InventoryError
-    from ansible_collections.specswap.core.plugins.plugin_utils.specswap_bench.suites import SuiteError, load_suite
-
-    try:
-        load_suite(name)
-    except SuiteError as error:
-        raise InventoryError([f"suite: {error}"]) from error

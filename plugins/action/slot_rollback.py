@@ -30,4 +30,4 @@ class ActionModule(Action):
         good = result["outcome"] in GOOD
         result["changed"], result["failed"] = result["outcome"] != "noop", not good
         result["msg"] = told(result, "the previous variant") if good else failure(result)
-        return result
+        return self.brief(result)

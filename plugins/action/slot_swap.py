@@ -35,7 +35,7 @@ class ActionModule(Action):
         good = result["outcome"] in GOOD
         base.update(result, changed=result["outcome"] != "noop", failed=not good)
         base["msg"] = told(result, service["variant"]) if good else failure(result)
-        return base
+        return self.brief(base)
 
 
 def told(result: Mapping[str, Any], variant: str) -> str:
@@ -54,6 +54,9 @@ def would_do(found: Mapping[str, Any]) -> dict[str, Any]:
     diff: list[dict[str, Any]] = [{"prepared": found["unit_diff"]}] if found["unit_diff"] else []
     title = f"command line: {found['active'] or 'nothing'} -> {found['wanted']}"
     diff.append(as_diff(_command(found["argv_before"]), _command(found["argv_after"]), title))
+    if found.get("refresh"):
+        text = f"would rewrite the unit of {found['wanted']} under its process; nothing is stopped"
+        return {"changed": True, "diff": diff[:1], "plan": dict(found), "msg": text}
     cost = found["expected_downtime_s"]
     lines = [
         f"would stop {', '.join(found['stops']) or 'nothing'}, then start {found['starts']}",

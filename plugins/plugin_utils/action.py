@@ -64,7 +64,8 @@ class Action(ActionBase):  # type: ignore[misc]
         Display().display(f"{self.host}: {line}")
 
     def shell(self, command: str, data: bytes | None = None) -> tuple[int, str, str]:
-        answer = self._low_level_execute_command(command, in_data=data)
+        # Input, even if nobody reads it, keeps SSH from making a terminal, which would mix stderr into stdout.
+        answer = self._low_level_execute_command(command, in_data=data or b"\n")
         return int(answer["rc"]), str(answer["stdout"]), str(answer["stderr"])
 
     def reset_connection(self) -> None:
@@ -76,6 +77,12 @@ class Action(ActionBase):  # type: ignore[misc]
 
     def host_job(self, reconnect_s: float = 180.0) -> HostJob:
         return HostJob(self.shell, self.reset_connection, self.say, reconnect_s)
+
+    def brief(self, result: dict[str, Any]) -> dict[str, Any]:
+        """A failed job's result without what was printed already or stands in its message; -v shows all."""
+        if result.get("failed") and Display().verbosity == 0:
+            return {key: value for key, value in result.items() if key not in ("events", "report", "cause", "advice")}
+        return result
 
     def controller(self) -> dict[str, str]:
         playbooks = " ".join(str(name) for name in context.CLIARGS.get("args", ()) if isinstance(name, str))

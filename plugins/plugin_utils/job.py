@@ -22,6 +22,7 @@ from ansible_collections.specswap.core.plugins.module_utils.specswap_host.narrat
 
 DOOR = "/usr/local/bin/specswap-host"
 NOT_FOUND = (126, 127)
+_TOOLKIT_MISSING = f"{DOOR} is not on the host. Provision it first: ansible-playbook site.yml"
 REFUSED = 5
 INTERRUPTED = 6
 GOOD = ("swapped", "noop", "compared")
@@ -80,6 +81,8 @@ class HostJob:
 
     def run(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """Submit and follow to the end. Returns job, slot, events and how it ended (`_RESULT`)."""
+        # A host that cannot be reached at all fails here and at once; from then on a lost connection is waited for.
+        self._contact()
         rc, out, err = self.call("submit", data=_encode(plan))
         if rc == REFUSED:
             raise JobRefused(_last_words(err, out) or "the host refused the plan and did not say why")
@@ -105,26 +108,32 @@ class HostJob:
             if rc != 0:
                 raise HostCommandError(f"specswap-host follow ended with status {rc}: {_last_words(err, out)}")
 
+    def _contact(self) -> None:
+        rc, _, _ = self._shell(f"test -x {DOOR}", None)
+        if rc != 0:
+            raise ToolkitMissing(_TOOLKIT_MISSING)
+
     def _robust(self, command: str, data: bytes | None) -> tuple[int, str, str]:
         lost_at: float | None = None
         while True:
             try:
                 rc, out, err = self._shell(command, data)
-            except AnsibleConnectionFailure as error:
+            except AnsibleConnectionFailure:
                 now = self._clock()
                 if lost_at is None:
                     lost_at = now
-                    self._say(f"connection lost, the job goes on; trying again for up to {self._reconnect_s:.0f} s")
+                    if self._reconnect_s <= 0:
+                        raise
+                    self._say(f"connection lost; the job goes on. Trying again for up to {self._reconnect_s:.0f} s")
                 if now - lost_at >= self._reconnect_s:
                     raise
-                del error
                 self._sleep(2.0)
                 self._reset()
                 continue
             if lost_at is not None:
                 self._say(f"connected again after {self._clock() - lost_at:.0f} s")
             if rc in NOT_FOUND and command.startswith(DOOR):
-                raise ToolkitMissing(f"{DOOR} is not on the host. Provision it first: ansible-playbook site.yml")
+                raise ToolkitMissing(_TOOLKIT_MISSING)
             return rc, out, err
 
 

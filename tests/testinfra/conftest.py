@@ -6,12 +6,17 @@ What is expected is read from the host's own registry, so the same checks hold f
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from testinfra.host import Host
 
+# testinfra runs `ansible-inventory`: take the one beside this Python, also without an activated environment.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 REGISTRY = "/etc/specswap/slots"
 
 

@@ -54,6 +54,7 @@ class Host:
         self.now += seconds
 
 
+THERE = (0, "", "")
 ACCEPTED = (0, json.dumps({"job": "j1", "slot": "smoke", "after": 4}), "")
 PLAN = {"schema": 1, "kind": "rollback", "job": "j1", "slot": "smoke", "controller": {}}
 
@@ -64,6 +65,7 @@ def lines(*events: dict[str, Any]) -> tuple[int, str, str]:
 
 def test_follows_to_the_end_and_tells_every_event_once() -> None:
     host = Host(
+        THERE,
         ACCEPTED,
         lines(event(5, "job_accepted"), event(6, "lock_taken")),
         lines(),
@@ -74,14 +76,14 @@ def test_follows_to_the_end_and_tells_every_event_once() -> None:
     assert result["downtime_s"] == 1.0
     assert [one["seq"] for one in result["events"]] == [5, 6, 7]
     assert len(host.said) == 3
-    assert json.loads(host.commands[0][1] or b"") == PLAN
-    after = [command.split("--after ")[1].split()[0] for command, _ in host.commands[1:]]
+    assert json.loads(host.commands[1][1] or b"") == PLAN
+    after = [command.split("--after ")[1].split()[0] for command, _ in host.commands[2:]]
     assert after == ["4", "6", "6"]
 
 
 def test_outlives_a_dropped_connection_without_losing_or_repeating_events() -> None:
     gone = AnsibleConnectionFailure("gone")
-    host = Host(ACCEPTED, lines(event(5, "job_accepted")), gone, gone, lines(event(6, "job_finished", **FINISH)))
+    host = Host(THERE, ACCEPTED, lines(event(5, "job_accepted")), gone, gone, lines(event(6, "job_finished", **FINISH)))
     result = host.job().run(PLAN)
     assert [one["seq"] for one in result["events"]] == [5, 6]
     assert host.resets == 2
@@ -89,15 +91,22 @@ def test_outlives_a_dropped_connection_without_losing_or_repeating_events() -> N
     assert any("connected again after 4 s" in line for line in host.said)
 
 
+def test_a_host_that_was_never_reached_fails_at_once() -> None:
+    host = Host(AnsibleConnectionFailure("no route"))
+    with pytest.raises(AnsibleConnectionFailure, match="no route"):
+        host.job().run(PLAN)
+    assert (host.now, host.said) == (0.0, [])
+
+
 def test_gives_up_on_a_lost_connection_after_its_time() -> None:
-    host = Host(ACCEPTED, *[AnsibleConnectionFailure("gone")] * 100)
+    host = Host(THERE, ACCEPTED, *[AnsibleConnectionFailure("gone")] * 100)
     with pytest.raises(AnsibleConnectionFailure):
         host.job(reconnect_s=10.0).run(PLAN)
     assert 10.0 <= host.now <= 12.0
 
 
 def test_a_busy_slot_is_told_with_its_owner() -> None:
-    host = Host((5, "", "slot smoke is held by ops@laptop, job j0, for 12 s\n"))
+    host = Host(THERE, (5, "", "slot smoke is held by ops@laptop, job j0, for 12 s\n"))
     with pytest.raises(job.JobRefused, match="held by ops@laptop"):
         host.job().run(PLAN)
 
@@ -109,14 +118,14 @@ def test_a_bare_host_is_told_apart() -> None:
 
 
 def test_a_job_that_died_without_an_end_is_interrupted_not_waited_for() -> None:
-    host = Host(ACCEPTED, lines(event(5, "job_accepted")), (6, "", "ended without a result\n"))
+    host = Host(THERE, ACCEPTED, lines(event(5, "job_accepted")), (6, "", "ended without a result\n"))
     result = host.job().run(PLAN)
     assert result["outcome"] == "interrupted"
     assert "next job settles" in result["advice"]
 
 
 def test_follow_that_fails_says_why() -> None:
-    host = Host(ACCEPTED, (2, "", "specswap-host: error: no slot smoke\n"))
+    host = Host(THERE, ACCEPTED, (2, "", "specswap-host: error: no slot smoke\n"))
     with pytest.raises(job.HostCommandError, match="no slot smoke"):
         host.job().run(PLAN)
 
@@ -147,3 +156,10 @@ def test_plans_have_fresh_job_ids_and_no_arguments_of_the_controller() -> None:
     plans = [job.rollback_plan("smoke", who) for _ in range(5)]
     assert len({plan["job"] for plan in plans}) == 5
     assert set(who) == {"user", "host", "command", "version"}
+
+
+def test_blocks_of_a_comparison_are_told_in_words() -> None:
+    where = {"session": "s", "index": 1, "arm": "ngram", "pair": 0, "blocks": 12}
+    done = event(8, "block_finished", **where, e2e_tok_per_s=46.88, requests=4, failed=1, seconds=6.0, file="/x")
+    assert job.narrate(event(7, "block_started", **where)) == "block 2 of 12, pair 1: ngram"
+    assert "ngram made 46.9 tok/s end to end over 4 requests (1 failed)" in job.narrate(done)

@@ -57,10 +57,19 @@ def test_writes_all_once_and_then_nothing(host):
     assert registry["wanted"] == "baseline" and sorted(registry["services"]) == ["baseline", "ngram"]
     assert first["slots"]["smoke"]["needs_swap"] and "nothing was committed" in first["slots"]["smoke"]["reason"]
     host.commit(services[0])
+    host.running.write_text(f"{services[0]['unit']}\n")
     second = host.apply(services)
-    assert not second["changed"] and host.asked() == ["daemon-reload"]
+    assert not second["changed"] and host.asked().count("daemon-reload") == 1
     serving = {"active": "baseline", "wanted": "baseline", "needs_swap": False, "reason": "serves as wanted"}
     assert second["slots"] == {"smoke": serving}
+
+
+def test_a_committed_unit_that_died_needs_a_swap(host):
+    host.apply([service("baseline")])
+    host.commit(service("baseline"))
+    result = host.apply([service("baseline")])
+    assert not result["changed"]
+    assert result["slots"]["smoke"]["needs_swap"] and "does not run" in result["slots"]["smoke"]["reason"]
 
 
 def test_check_mode_shows_and_writes_nothing(host):
