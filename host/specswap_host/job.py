@@ -17,6 +17,7 @@ from typing import Any
 from .atomic import read_json, write_json
 from .context import Context
 from .journal import Event, Journal, JournalError
+from .loan import borrow, give_back
 from .lock import LockBusy, Owner, SlotLock, holder
 from .plan import Plan, PlanError
 from .swap import EXIT_CODES, SwapResult, restore_committed, run_swap
@@ -250,6 +251,7 @@ def _run_child(
     argv = [*plan.runner, "--plan", str(ctx.paths.plan(plan.slot, plan.job))]
     package = Path(__file__).resolve().parent
     env = {**os.environ, "PYTHONPATH": str(package.parent)}
+    borrow(ctx, plan.slot, plan.job)
     try:
         process = subprocess.Popen(argv, env=env, pass_fds=(lock.fileno(),), stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -267,10 +269,18 @@ def _run_child(
         _note(
             journal, plan.job, "settled", settled_job=plan.job, found="the runner ended in a swap", did=did, ok=proven
         )
+    # The runner puts the variant back itself; after one that died, and for the way back from there, this does.
+    asked = ctx.cancel.is_set()
+    ctx.cancel.clear()
+    restored, did = give_back(ctx, journal, plan, plan.job)
+    if did:
+        _note(journal, plan.job, "settled", settled_job=plan.job, found="the runner left an arm", did=did, ok=restored)
     seconds = round(ctx.clock.mono() - began, 3)
+    if not restored:
+        return SwapResult("compare_failed", seconds, None, did, "swap to the variant that the slot should hold"), extra
     if code == 0:
         return SwapResult("compared", seconds), extra
-    if ctx.cancel.is_set():
+    if asked:
         return SwapResult("interrupted", seconds, None, "asked to end", "run the comparison again"), extra
     failed = [e["detail"] for e in events if e["event"] == "block_failed"]
     cause = str(failed[0].get("cause") or failed[0]) if failed else f"{plan.runner[0]} ended with exit code {code}"
@@ -330,4 +340,7 @@ def _settle_one(plan: Plan, journal: Journal, ctx: Context, job: str, names: Seq
         except PlanError:
             pass  # its plan is gone: the units that this plan and the state name are looked at all the same
         proven, did = restore_committed(plan, journal, ctx, also_stop)
+    if proven:
+        proven, put_back = give_back(ctx, journal, plan, job)
+        did = put_back or did
     _note(journal, plan.job, "settled", settled_job=job, found=found, did=did, ok=proven)

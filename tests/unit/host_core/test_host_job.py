@@ -17,9 +17,11 @@ from specswap_host import job as jobs
 from specswap_host import state as states
 from specswap_host.job import Busy, broke_off, open_job, run, submit
 from specswap_host.journal import Journal
+from specswap_host.loan import borrow
 from specswap_host.lock import Owner, SlotLock
 from specswap_host.narrate import narrate
 from specswap_host.plan import PlanError
+from specswap_host.state import Active, State
 from specswap_host.systemd import SystemdError
 
 A, B = "llamacpp-a-smoke.service", "llamacpp-b-smoke.service"
@@ -241,6 +243,7 @@ RUNNER = """
 import sys, json
 from pathlib import Path
 from specswap_host.journal import Journal
+from specswap_host.loan import borrow
 from specswap_host.lock import holder
 plan = Path(sys.argv[sys.argv.index("--plan") + 1])
 data = json.loads(plan.read_text())
@@ -276,6 +279,47 @@ def test_runner_that_dies_in_a_swap_is_cleaned_up_after(world: World) -> None:
     assert run("smoke", "cmp", world.context()) == 7
     assert_serves(world, A)
     assert "settled" in events(world, "cmp")
+
+
+LEFT_AN_ARM = """
+from specswap_host import state
+from specswap_host.plan import Service
+found = state.load(slot / "state.json", "smoke")
+arm = state.Active(Service.from_dict(data["services"]["b"]), 0.0, "cmp", "x", (0, 1, 2, 3, 4))
+state.save(slot / "state.json", state.State("smoke", arm, found.active.service))
+"""
+
+
+@pytest.mark.parametrize("tail", ["import os; os.kill(os.getpid(), 9)", ""])
+def test_a_comparison_gives_the_slot_back_as_it_was(world: World, tail: str) -> None:
+    do(world, "b", "j0")
+    do(world, "a", "j1")
+    path = world.context().paths.state("smoke")
+    before = states.load(path, "smoke")
+    submit(compare(world, [sys.executable, "-c", RUNNER + LEFT_AN_ARM + tail]), world.context())
+    run("smoke", "cmp", world.context())
+    assert_serves(world, A)
+    after = states.load(path, "smoke")
+    assert after.active is not None and before.active is not None
+    assert after.active.service == before.active.service
+    assert after.previous == before.previous, "rollback would go to an arm"
+
+
+def test_the_next_job_gives_back_what_a_killed_comparison_borrowed(world: World) -> None:
+    do(world, "a", "j1")
+    ctx = world.context()
+    path = ctx.paths.state("smoke")
+    submit(compare(world, [sys.executable]), ctx)
+    borrow(ctx, "smoke", "cmp")
+    # An arm was committed, then the machine lost its power.
+    arm = Active(swap_plan(world, "b").all_services()[0], 0.0, "cmp", "x", (0, 1, 2, 3, 4))
+    states.save(path, State("smoke", arm))
+    journal(world).append("cmp", "committed", variant="b")
+    assert do(world, "a", "j2") == 0
+    assert events(world, "j2").count("settled") == 1
+    assert finished(world, "cmp")["outcome"] == "interrupted"
+    assert finished(world, "j2")["outcome"] == "noop", "the settlement itself must bring a back"
+    assert_serves(world, A)
 
 
 def test_open_job_gives_what_a_step_needs(world: World) -> None:
