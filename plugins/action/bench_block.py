@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
+from ansible_collections.specswap.core.plugins.module_utils.specswap_host.atomic import write_json
 from ansible_collections.specswap.core.plugins.plugin_utils import resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
 from ansible_collections.specswap.core.plugins.plugin_utils.job import HostCommandError
@@ -19,6 +22,7 @@ class ActionModule(Action):
         "suite": {"type": "str", "default": "story"},
         "release_path": {"type": "str", "required": True},
         "max_tokens": {"type": "int", "default": 256},
+        "results_dir": {"type": "str", "default": ""},
     }
 
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +52,18 @@ class ActionModule(Action):
             raise HostCommandError(f"The block on {service['unit']} failed with status {rc}:\n{err.strip()[-2000:]}")
         block = json.loads(out)
         self.say(f"{service['variant']}: {_figures(block['summary'])}")
-        return {"changed": False, "slot": slot, "variant": service["variant"], "block": block}
+        result = {"slot": slot, "variant": service["variant"], "plan_hash": service["plan_hash"], "block": block}
+        path = self._keep({"schema": 1, "host": self.host, **result}, args["results_dir"])
+        return {"changed": False, "results": str(path), **result}
+
+    def _keep(self, result: dict[str, Any], results_dir: str) -> Path:
+        """A file of its own below `blocks/` of the results; an older one is never overwritten."""
+        folder = (Path(results_dir) if results_dir else resolve.home() / "results") / "blocks"
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        path = folder / f"{stamp}-{self.host}-{result['slot']}-{result['variant']}.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, result)
+        return path
 
     def _active(self, slot: str) -> dict[str, Any]:
         rc, out, _ = self.shell(f"cat {shlex.quote(f'/var/lib/specswap/{slot}/state.json')}")

@@ -33,6 +33,10 @@ options:
     description: The release of C(venv_bench) on the host.
     type: str
     required: true
+  results_dir:
+    description: The block is kept in C(blocks) below this folder on the controller. Empty means the C(results) folder.
+    type: str
+    default: ""
 extends_documentation_fragment:
   - specswap.core.attributes.read_only
 """
@@ -47,6 +51,10 @@ EXAMPLES = r"""
 RETURN = r"""
 variant:
   description: The variant that was measured.
+  returned: not in check mode
+  type: str
+results:
+  description: The file on the controller.
   returned: not in check mode
   type: str
 block:
