@@ -2,10 +2,9 @@
 
 Three kinds of machine:
 
-* cgroup v1 or hybrid without systemd as PID 1: one folder per host in every hierarchy (proven).
-* cgroup v2 with systemd as PID 1: nspawn runs as a transient unit with Delegate=yes (see `nspawn`); nothing to do here.
-  UNPROVEN.
-* cgroup v2 without systemd as PID 1: one folder per host below the root, controllers handed down. UNPROVEN.
+* cgroup v1 or hybrid without systemd as PID 1: one folder per host in every hierarchy.
+* cgroup v2 without systemd as PID 1: one folder per host below the root, controllers handed down.
+* systemd as PID 1: nspawn runs as a transient unit with Delegate=yes (see `nspawn`); nothing to do here.
 """
 
 from __future__ import annotations

@@ -99,6 +99,10 @@ class Sandbox:
         found = state.load(self.state)
         return [host.name for host in found.hosts] if found else []
 
+    def backend_in_use(self) -> str:
+        """`nspawn` or `container`."""
+        return self._load().backend
+
     def address(self, name: str) -> str:
         """IPv4 address of a host."""
         found = self._load()
@@ -200,7 +204,8 @@ class Sandbox:
             found = State(self.tag, names.net, kind, str(disks))
         elif self.net not in ("auto", found.net):
             raise SandboxError(f"sandbox {self.tag} uses net {found.net}, not {self.net}; `down` first to change it")
-        else:
+        elif kind == "nspawn":
+            # Somebody may have taken the net since; a container engine looks after its own networks.
             network.pick(found.tag, found.net)
         state.save(self.state, found)
         return found

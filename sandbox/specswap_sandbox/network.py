@@ -40,12 +40,17 @@ def allocation() -> Iterator[None]:
         yield
 
 
-def bridge_up(names: Names) -> None:
-    """The unreachable route and the bridge.
+def guard_up(names: Names) -> None:
+    """The unreachable route: without it a packet for a host that is gone would leave by the default route.
 
-    The route comes first and goes last: without it a packet for a host that is gone would leave by the default route.
+    It comes first and goes last.
     """
     run(["ip", "route", "replace", "unreachable", names.subnet, "metric", str(GUARD_METRIC)])
+
+
+def bridge_up(names: Names) -> None:
+    """The guarding route and the bridge."""
+    guard_up(names)
     if names.bridge not in links():
         run(["ip", "link", "add", names.bridge, "type", "bridge"])
     run(["ip", "address", "replace", f"{names.gateway}/24", "dev", names.bridge])

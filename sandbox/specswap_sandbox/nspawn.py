@@ -1,8 +1,10 @@
 """Backend `nspawn`: hosts are systemd-nspawn containers over one root file system, each with an overlay and a network.
 
-On a machine whose PID 1 is not systemd (proven on cgroup v1 hybrid) a small shell loop supervises each host. Where
-systemd is PID 1, each host is a transient unit with a delegated control group, as systemd-nspawn@.service does it; that
-way is UNPROVEN, and so is everything on cgroup v2.
+On a machine whose PID 1 is not systemd a small shell loop supervises each host. Where systemd is PID 1, each host is a
+transient unit with a delegated control group, as systemd-nspawn@.service does it.
+
+`python -m specswap_sandbox selftest` says whether that works on a machine: it passed on cgroup v1 hybrid without
+systemd, and on cgroup v2 with systemd.
 """
 
 from __future__ import annotations
@@ -28,14 +30,23 @@ from .state import HostRecord
 REBOOT_CODE = 133
 
 #: $0 is the marker, $1 the cgroup.procs files, one a line; the rest is the nspawn command. Only the inner shell, which
-#: becomes nspawn, joins the groups: on cgroup v2 a group with a process of its own cannot hand controllers down.
+#: becomes nspawn, joins the groups: on cgroup v2 a group with a process of its own cannot hand controllers down, and
+#: one that still hands them down, from the boot before, takes no process.
 SUPERVISOR = f"""
 groups=$1; shift
 while :; do
   ( exec sh -c '
     IFS="
 "
-    for procs in $1; do echo $$ > "$procs" || exit 97; done
+    for procs in $1; do
+      group=${{procs%/*}}
+      if [ -e "$group/cgroup.subtree_control" ]; then
+        find "$group" -mindepth 1 -depth -type d -exec rmdir "{{}}" ";"
+        words=$(sed "s/[^ ][^ ]*/-&/g" "$group/cgroup.subtree_control")
+        if [ -n "$words" ]; then echo "$words" > "$group/cgroup.subtree_control"; fi
+      fi
+      echo $$ > "$procs" || exit 97
+    done
     unset IFS; shift; exec "$@"' "$0" "$groups" "$@" )
   code=$?
   [ "$code" = {REBOOT_CODE} ] || break
@@ -296,5 +307,4 @@ def _write_seed(root: Path, file: SeedFile) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(file.data)
-    os.chown(path, file.owner, file.owner)
     path.chmod(file.mode)

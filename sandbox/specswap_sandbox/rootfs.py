@@ -59,7 +59,8 @@ HOOKS = (
     'rm -f "$1"/etc/ssh/ssh_host_*; : > "$1/etc/machine-id"; rm -f "$1/var/lib/dbus/machine-id"',
     'chroot "$1" useradd --uid 1000 --create-home --shell /bin/bash --groups sudo ops',
     'echo "ops ALL=(ALL) NOPASSWD:ALL" > "$1/etc/sudoers.d/ops"; chmod 440 "$1/etc/sudoers.d/ops"',
-    'printf "UseDNS no\\nPasswordAuthentication no\\nPermitRootLogin no\\nMaxStartups 100\\n"'
+    'printf "%s\\n" "UseDNS no" "PasswordAuthentication no" "PermitRootLogin no" "MaxStartups 100"'
+    ' "AuthorizedKeysFile /etc/ssh/authorized_keys/%u .ssh/authorized_keys"'
     ' > "$1/etc/ssh/sshd_config.d/sandbox.conf"',
     # With this folder journald keeps the previous boots, as tests of crashes want to read them.
     'mkdir -p "$1/var/log/journal" "$1/etc/systemd/journald.conf.d"',

@@ -10,16 +10,13 @@ from pathlib import Path
 from .inventory import USER
 from .shell import run
 
-OPS_ID = 1000
-
 
 @dataclass(frozen=True)
 class SeedFile:
-    """One file or folder (`data` is None) of a host; `path` is absolute inside the host."""
+    """One file or folder (`data` is None) of a host, owned by root; `path` is absolute inside the host."""
 
     path: str
     mode: int
-    owner: int
     data: bytes | None
 
 
@@ -44,13 +41,14 @@ def seed(name: str, address: str, client_key: str) -> tuple[list[SeedFile], str]
         private, public = path.read_bytes(), path.with_suffix(".pub").read_bytes()
     host_key = "/etc/ssh/ssh_host_ed25519_key"
     files = [
-        SeedFile(host_key, 0o600, 0, private),
-        SeedFile(f"{host_key}.pub", 0o644, 0, public),
-        SeedFile("/etc/hostname", 0o644, 0, f"{name}\n".encode()),
-        SeedFile("/etc/hosts", 0o644, 0, f"127.0.0.1 localhost\n::1 localhost\n{address} {name}\n".encode()),
+        SeedFile(host_key, 0o600, private),
+        SeedFile(f"{host_key}.pub", 0o644, public),
+        SeedFile("/etc/hostname", 0o644, f"{name}\n".encode()),
+        SeedFile("/etc/hosts", 0o644, f"127.0.0.1 localhost\n::1 localhost\n{address} {name}\n".encode()),
         # A fixed id: the journal of a host lies in a folder of this name and must be found again after a crash.
-        SeedFile("/etc/machine-id", 0o444, 0, f"{uuid.uuid4().hex}\n".encode()),
-        SeedFile(f"/home/{USER}/.ssh", 0o700, OPS_ID, None),
-        SeedFile(f"/home/{USER}/.ssh/authorized_keys", 0o600, OPS_ID, f"{client_key}\n".encode()),
+        SeedFile("/etc/machine-id", 0o444, f"{uuid.uuid4().hex}\n".encode()),
+        # Outside the home folder: container engines make root the owner of what they copy in, and sshd takes that here.
+        SeedFile("/etc/ssh/authorized_keys", 0o755, None),
+        SeedFile(f"/etc/ssh/authorized_keys/{USER}", 0o644, f"{client_key}\n".encode()),
     ]
     return files, public_key(public.decode())
