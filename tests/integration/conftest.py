@@ -110,8 +110,9 @@ class Hosts:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     if os.geteuid() != 0:
         pytest.skip("sandbox hosts need root")
-    state = Path(os.environ.get("SPECSWAP_TEST_STATE", "/run/specswap-test"))
-    sandbox = Sandbox(state=state, tag="sst", net="auto")
+    # Two runs at once need different tags: the first thing that a run does is to clear its own away.
+    tag = os.environ.get("SPECSWAP_TEST_TAG", "sst")
+    sandbox = Sandbox(state=Path(f"/run/specswap-test-{tag}"), tag=tag, net="auto")
     sandbox.down()  # what a killed run left
     work = tmp_path_factory.mktemp("plays")
     try:
@@ -135,7 +136,7 @@ def write_inventory(folder: Path) -> None:
     # Loads, then asks for more memory than any machine has.
     variants["bad_env"] = {"extends": "baseline", "env": {"PYTHONHOME": "/nonexistent"}}
     (folder / "host_vars").mkdir(parents=True)
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"embedded": {"hosts": {name: None for name in HOSTS}}}))
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"embedded": {"hosts": dict.fromkeys(HOSTS)}}))
     for name in HOSTS:
         (folder / "host_vars" / f"{name}.yml").write_text(yaml.safe_dump({"specswap_variants": variants}))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from conftest import ROOT, Hosts
 
 
@@ -30,11 +29,23 @@ def no_host(hosts: Hosts, tmp_path: Path) -> Hosts:
         ("swap.yml", {"variant": "ngram", "slot": "smok"}, ["smok", "smoke"]),
         ("compare.yml", {"arms": ["baseline", "nope"]}, ["nope", "baseline", "ngram"]),
         ("compare.yml", {"arms": ["baseline"]}, ["arms", "two"]),
-        ("site.yml", {"specswap_slots": {"smoke": {"prot": 1, "variant": "baseline"}}}, ["specswap_slots.smoke", "prot"]),
-        ("site.yml", {"specswap_slots": {"smoke": {"port": 30001, "bind": "0.0.0.0", "variant": "baseline"}}}, ["bind"]),
         (
             "site.yml",
-            {"specswap_variants": {"baseline": {"environment": "venv_llamacpp", "model": "target", "args": {"thread": 1}}}},
+            {"specswap_slots": {"smoke": {"prot": 1, "variant": "baseline"}}},
+            ["specswap_slots.smoke", "prot"],
+        ),
+        (
+            "site.yml",
+            {"specswap_slots": {"smoke": {"port": 30001, "bind": "0.0.0.0", "variant": "baseline"}}},
+            ["bind"],
+        ),
+        (
+            "site.yml",
+            {
+                "specswap_variants": {
+                    "baseline": {"environment": "venv_llamacpp", "model": "target", "args": {"thread": 1}}
+                }
+            },
             ["specswap_variants.baseline", "thread"],
         ),
     ],

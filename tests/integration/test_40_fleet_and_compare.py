@@ -27,10 +27,9 @@ def test_two_hosts_in_parallel(provisioned: Hosts) -> None:
 def test_testinfra_passes_after_provisioning(provisioned: Hosts) -> None:
     env = dict(os.environ, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"))
     spec = f"ansible://ct200?ansible_inventory={provisioned.sandbox.inventory}"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/testinfra"), f"--hosts={spec}"],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    tests = str(ROOT / "tests/testinfra")
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, f"--hosts={spec}"]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
