@@ -41,7 +41,8 @@ class Row:
         name: what was measured.
         unit: `s`, `MiB`, `count`, ...
         values: every sample, in the order taken.
-        aim: such as `<= 360`, compared with the median; with a peer it is compared with the ratio.
+        aim: such as `<= 360`, compared with the median; with a peer it is compared with the ratio. `median <= 0.3` and
+            `max <= 1` name what is compared, peer or not.
         peer: name of what it is compared with.
         peer_values: samples of the peer, taken in turn with `values`.
         reason: why there are no values.
@@ -67,8 +68,9 @@ class Row:
             ratio = statistics.median(self.values) / peer_median if peer_median else None
         row["ratio"] = ratio
         row["aim"] = self.aim
-        judged = ratio if self.peer is not None else row["median"]
-        row["ok"] = None if self.aim is None or judged is None else meets(judged, self.aim)
+        named, aim = _split_aim(self.aim or "")
+        judged = row[named] if named else ratio if self.peer is not None else row["median"]
+        row["ok"] = None if self.aim is None or judged is None else meets(judged, aim)
         return row
 
 
@@ -76,6 +78,12 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     if not values:
         return {"median": None, "min": None, "max": None, "n": 0}
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
+
+
+def _split_aim(aim: str) -> tuple[str, str]:
+    """`max <= 1` -> (`max`, `<= 1`); an aim that names nothing gives an empty first word."""
+    word, _, rest = aim.partition(" ")
+    return (word, rest) if word in ("median", "max") else ("", aim)
 
 
 def meets(value: float, aim: str) -> bool:
