@@ -96,6 +96,10 @@ class Pending(Generic[T]):
     def done(self) -> bool:
         return self._done.is_set()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait at most `seconds` for the call; True when it is done."""
+        return self._done.wait(seconds)
+
     def result(self) -> T:
         """The value of a call that is done; raises what the call raised."""
         if self._error is not None:

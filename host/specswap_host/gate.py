@@ -164,7 +164,12 @@ class Gate:
 
     def _pause(self) -> None:
         # A long load is watched half as often, so that the watching costs the loading server little.
-        self._ctx.clock.sleep(POLL_S if self._seconds() < SLOW_AFTER_S else SLOW_POLL_S)
+        pause = POLL_S if self._seconds() < SLOW_AFTER_S else SLOW_POLL_S
+        if self._probe is None:
+            self._ctx.clock.sleep(pause)
+        else:
+            # Go on with the answer: each tier that asks would else be late by the rest of a poll.
+            self._probe.wait(pause)
 
     # --- the watch, in every poll of every tier
 

@@ -15,6 +15,7 @@ import socketserver
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -38,6 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--wrong-model", action="store_true", help="serve under another name")
     parser.add_argument("--completion-status", type=int, default=200)
     parser.add_argument("--speculative", choices=("true", "false"), help="shown by /slots")
+    parser.add_argument("--stamps", default="", help="append `ready SECONDS` and `exit SECONDS` (Unix time) here")
     return parser.parse_args()
 
 
@@ -108,10 +110,18 @@ def later(seconds: float | None, action: Any) -> None:
         timer.start()
 
 
-def crash() -> None:
+def stamp(path: str, word: str, moment: float) -> None:
+    """What is true and since when, by the one who knows; measures compare verdicts with it."""
+    if path:
+        with Path(path).open("a") as file:
+            file.write(f"{word} {moment:.6f}\n")
+
+
+def crash(stamps: str = "") -> None:
     print("Traceback (most recent call last):", file=sys.stderr)
     print('  File "scheduler.py", line 7, in run', file=sys.stderr)
     print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", file=sys.stderr, flush=True)
+    stamp(stamps, "exit", time.time())
     os._exit(1)
 
 
@@ -120,7 +130,7 @@ def main() -> None:
     print("specswap: loading model", file=sys.stderr, flush=True)
     if args.import_error:
         import a_module_that_nobody_has  # type: ignore[import-not-found]  # noqa: F401
-    later(args.crash_after, crash)
+    later(args.crash_after, lambda: crash(args.stamps))
     later(args.exit_after, lambda: os._exit(0))
     later(args.hang_crash_after, lambda: os.kill(os.getpid(), signal.SIGSEGV))
 
@@ -133,6 +143,7 @@ def main() -> None:
     time.sleep(args.bind_delay_s)
     Handler.args, Handler.ready_at = args, time.monotonic() + args.load_s
     server = Server((args.host, args.port), Handler)
+    stamp(args.stamps, "ready", time.time() + args.load_s)
     print("specswap: READY", file=sys.stderr, flush=True)
     server.serve_forever()
 
