@@ -28,7 +28,8 @@ class ActionModule(Action):
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         slot = resolve.pick_slot(args["services"], args["slot"])
         if self.checking:
-            return {"changed": False, "msg": f"Would measure the active variant of slot {slot}; nothing is swapped."}
+            self.say(f"would measure the active variant of slot {slot}; nothing is swapped")
+            return {"changed": False}
         if args["suite"] not in suite_names():
             raise HostCommandError(
                 f"{args['suite']} is not a shipped suite ({', '.join(suite_names())}); your own are for compare.yml."

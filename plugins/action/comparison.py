@@ -49,12 +49,12 @@ class ActionModule(Action):
             **settings,
         )
         if self.checking:
-            blocks = 2 * args["pairs"]
-            return {
-                "changed": True,
-                "msg": f"Would swap slot {slot} {blocks} times between {arms[0]} and {arms[1]}, measure "
-                f"{len(settings['suite']['prompts'])} prompts of suite {args['suite']} each time, and swap back.",
-            }
+            prompts = len(settings["suite"]["prompts"])
+            self.say(
+                f"would swap slot {slot} {2 * args['pairs']} times between {arms[0]} and {arms[1]}, measure "
+                f"{prompts} prompts of suite {args['suite']} each time, and swap back"
+            )
+            return {"changed": True}
         result = self.host_job(args["reconnect_s"]).run(plan)
         result.pop("events")
         result.update(changed=True, failed=result["outcome"] not in GOOD)
