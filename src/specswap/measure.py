@@ -159,7 +159,7 @@ def line(row: dict[str, Any]) -> str:
     if row["n"] > 1:
         value += f" (median of {row['n']}, {row['min']:.4g} to {row['max']:.4g})"
     if row["peer"] is not None and row["ratio"] is not None:
-        value += f", {row['ratio']:.2f} x {row['peer']['name']}"
+        value += f", {row['ratio']:.2g} x {row['peer']['name']} ({row['peer']['median']:.4g})"
     return f"{word:7} {row['name']}: {value}" + (f", aim {row['aim']}" if row["aim"] else "")
 
 
