@@ -12,6 +12,7 @@ import pytest
 from specswap import cli
 from specswap.completion import SHELLS, render
 from specswap.errors import ConsoleError
+from specswap.measure import names
 from specswap.paths import Paths
 
 
@@ -51,7 +52,7 @@ def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) 
 def test_unknown_measure_names_the_known_ones() -> None:
     done = run("measure", "nonsense")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["specswap: no measure nonsense", "  Known: demo"]
+    assert done.stderr.splitlines() == ["specswap: no measure nonsense", f"  Known: {', '.join(names())}"]
 
 
 def test_unknown_python_is_refused_before_any_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
