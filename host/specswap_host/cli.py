@@ -166,8 +166,8 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _history(args: argparse.Namespace) -> int:
+    from .history import history, history_text
     from .registry import slots
-    from .report import history, history_text
 
     paths = _paths(args)
     names = [_slot(args)] if args.slot else slots(paths)

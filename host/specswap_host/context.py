@@ -60,6 +60,15 @@ class Paths:
     def plan(self, slot: str, job: str) -> Path:
         return self.slot_dir(slot) / "jobs" / job / "plan.json"
 
+    def record(self, slot: str) -> Path:
+        """What the slot's variants have measured here: see `history`."""
+        return self.slot_dir(slot) / "record.json"
+
+    @property
+    def goldens(self) -> Path:
+        """Greedy texts per target model and release: see `golden`."""
+        return self.state_dir / "goldens"
+
     def registry(self, slot: str) -> Path:
         return self.registry_dir / f"{slot}.json"
 

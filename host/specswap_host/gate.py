@@ -1,25 +1,29 @@
 """The gate: ordered proof that the wanted service, and no other process, serves.
 
-Tiers: 0 unit, 1 listener, 2 health, 3 identity, 4 completion; then a soak that repeats 0 to 2. The unit is looked
-at in every poll of every tier, and questions over HTTP run beside that loop, so that a crash is a verdict at the
-crash and a hung server hides nothing. All durations are seconds.
+Tiers: 0 unit, 1 listener, 2 health, 3 identity, 4 completion, 5 canary, 6 floor; then a soak that repeats 0 to 2. The
+unit is looked at in every poll of every tier, and questions over HTTP run beside that loop, so that a crash is a
+verdict at the crash and a hung server hides nothing. All durations are seconds. Budgets: tiers 0 to 2 share `load_s`,
+since nobody can say in which of them a load is spent; 3 and 4 have `gate_s` each, 5 `canary_s`, 6 `floor_s`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from . import golden as goldens
 from .context import Context, Interrupted, Pending
-from .engines import Engine, Probe
+from .engines import Answer, Engine, GenerateError, Probe
 from .faults import classify, error_lines, first_traceback
+from .floor import judge_acceptance, judge_speed, load_record
+from .golden import Canary
 from .plan import Service
 from .procfs import Listener, in_cgroup
 from .systemd import SystemdError, UnitState
 
-TIER_NAMES = ("unit", "listener", "health", "identity", "completion")
+TIER_NAMES = ("unit", "listener", "health", "identity", "completion", "canary", "floor")
 
 _TIER_ADVICE = (
     "see why the unit does not become active (systemctl status)",
@@ -27,13 +31,19 @@ _TIER_ADVICE = (
     "see what the server is doing; a slow load needs a larger budget load_s",
     "another configuration answers than the planned one: compare the evidence with the variant's data",
     "the server is up but does not generate: try the completion by hand",
+    "it generates, but not what this model should: check model, release and back-ends; a golden that is itself wrong is"
+    " made anew after removing its file",
+    "it serves, but not as this variant should: see that its drafts are used and nothing else loads the machine; gate"
+    " settings min_accept_length and tok_floor say what is expected",
 )
 
 POLL_S = 0.05
 SLOW_POLL_S = 0.1
 SLOW_AFTER_S = 10.0
 LOG_POLL_S = 0.4
-HEALTH_TIMEOUT_S = 2.0
+IDENTITY_TIMEOUT_S = 2.0
+# A speed below the floor is measured again before it counts: other work on the machine comes and goes.
+FLOOR_TRIES = 3
 PROBE_RETRY_S = 0.1
 # systemd may be busy with a reload; longer silence means that nothing can be proven any more.
 SYSTEMD_PATIENCE_S = 15.0
@@ -63,7 +73,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class GateResult:
-    """Outcome of one passage; `completed_at` is the monotonic time of tier 4."""
+    """Outcome of one passage; `completed_at` is the monotonic time of tier 4.
+
+    `canary` holds what was generated, None where the settings ask for no canary.
+    """
 
     ok: bool
     tiers: tuple[int, ...]
@@ -71,6 +84,7 @@ class GateResult:
     seconds: float
     completed_at: float | None = None
     failure: Failure | None = None
+    canary: Canary | None = None
 
 
 class _Stop(Exception):
@@ -106,7 +120,8 @@ class Gate:
         self._cancellable = cancellable
         self._engine: Engine = ctx.engine(service.engine)
         self._start = ctx.clock.mono()
-        self._tier_start = self._start
+        self._tier_start = self._tier_end = self._start
+        self._tier = 0
         self._tiers: list[int] = []
         self._state = UnitState(service.unit)
         self._invocation = ""
@@ -123,44 +138,72 @@ class Gate:
         self._stalled = False
         self._phases: set[str] = set()
         self._completed_at: float | None = None
+        self._canary: Canary | None = None
+        self._fastest: Answer | None = None
+        self._floor_tries = 0
 
     def run(self) -> GateResult:
         """Pass all tiers and the soak, or say at which one and why not. Raises `Interrupted` when cancelled."""
-        budgets = self._service.budgets
-        load_end = self._start + budgets.load_s
+        budgets, settings = self._service.budgets, self._service.gate
         try:
-            self._pass(0, load_end, "load_s", self._tier_unit)
-            self._pass(1, load_end, "load_s", self._tier_listener)
-            self._pass(2, load_end, "load_s", lambda: self._ask(self._health))
-            gate_end = self._ctx.clock.mono() + budgets.gate_s
-            self._pass(3, gate_end, "gate_s", self._tier_identity)
-            self._pass(4, gate_end, "gate_s", lambda: self._ask(lambda: self._complete(gate_end)))
+            load_end = self._start + budgets.load_s
+            self._pass(0, ("load_s", budgets.load_s), self._tier_unit, load_end)
+            self._pass(1, ("load_s", budgets.load_s), self._tier_listener, load_end)
+            self._pass(2, ("load_s", budgets.load_s), lambda: self._ask(self._health), load_end)
+            self._pass(3, ("gate_s", budgets.gate_s), self._tier_identity)
+            self._pass(4, ("gate_s", budgets.gate_s), lambda: self._ask(self._complete))
             self._completed_at = self._ctx.clock.mono()
+            self._tier_canary(settings.canary, settings.canary_s)
+            self._pass(6, ("floor_s", settings.floor_s), self._tier_floor)
             self._soak()
         except _Stop as stop:
             failure = stop.failure
             self._note(failure.kind, failure.tier, message=failure.message, **failure.report)
             return GateResult(False, tuple(self._tiers), self._invocation, self._seconds(), None, failure)
-        return GateResult(True, tuple(self._tiers), self._invocation, self._seconds(), self._completed_at)
+        return GateResult(
+            True, tuple(self._tiers), self._invocation, self._seconds(), self._completed_at, canary=self._canary
+        )
 
     def _seconds(self) -> float:
         return round(self._ctx.clock.mono() - self._start, 3)
 
-    def _pass(self, tier: int, deadline: float, budget: str, check: Callable[[], dict[str, Any] | None]) -> None:
-        """Poll `check` until it gives evidence; it raises `_Stop` for what waiting cannot change."""
-        self._tier_start, self._next_probe, self._waiting = self._ctx.clock.mono(), 0.0, ""
+    def _pass(
+        self,
+        tier: int,
+        budget: tuple[str, float],
+        check: Callable[[], dict[str, Any] | None],
+        deadline: float | None = None,
+    ) -> None:
+        """Poll `check` until it gives evidence; it raises `_Stop` for what waiting cannot change.
+
+        `budget` is name and seconds; without a `deadline` of several tiers they count from here.
+        """
+        self._tier, self._tier_start = tier, self._ctx.clock.mono()
+        self._next_probe, self._waiting = 0.0, ""
+        name, seconds = budget
+        self._tier_end = deadline if deadline is not None else self._tier_start + seconds
         while True:
             self._watch(tier)
             evidence = check()
             if evidence is not None:
                 break
-            if self._ctx.clock.mono() >= deadline:
-                value = getattr(self._service.budgets, budget)
-                self._fail(tier, f"not within {value:g} s ({budget}): {self._waiting or 'no answer'}", timeout=True)
+            if self._ctx.clock.mono() >= self._tier_end:
+                self._fail(tier, f"not within {seconds:g} s ({name}): {self._waiting or 'no answer'}", timeout=True)
             self._pause()
         self._tiers.append(tier)
         took = round(self._ctx.clock.mono() - self._tier_start, 3)
-        self._note("tier_passed", tier, name=TIER_NAMES[tier], seconds=self._seconds(), took_s=took, evidence=evidence)
+        self._note(
+            "tier_passed",
+            tier,
+            name=TIER_NAMES[tier],
+            seconds=self._seconds(),
+            took_s=took,
+            budget_s=seconds,
+            evidence=evidence,
+        )
+
+    def _left(self) -> float:
+        return self._tier_end - self._ctx.clock.mono()
 
     def _pause(self) -> None:
         # A long load is watched half as often, so that the watching costs the loading server little.
@@ -326,14 +369,14 @@ class Gate:
         if probe.ok:
             return probe.evidence
         if probe.final:
-            self._fail(len(self._tiers) if tier is None else tier, probe.message, **probe.evidence)
+            self._fail(self._tier if tier is None else tier, probe.message, **probe.evidence)
         return None
 
     def _health(self) -> Probe:
-        return self._engine.health(self._service, HEALTH_TIMEOUT_S)
+        return self._engine.health(self._service, self._engine.health_s)
 
-    def _complete(self, deadline: float) -> Probe:
-        return self._engine.complete(self._service, max(1.0, deadline - self._ctx.clock.mono()))
+    def _complete(self) -> Probe:
+        return self._engine.complete(self._service, max(1.0, self._left()))
 
     def _tier_identity(self) -> dict[str, Any] | None:
         live = self._ctx.procfs.cmdline(self._state.main_pid)
@@ -342,8 +385,45 @@ class Gate:
             return None
         if not self._engine.argv_matches(self._service, live):
             self._fail(3, "the running command line is not the planned one", live=live, plan=list(self._service.argv))
-        evidence = self._ask(lambda: self._engine.identity(self._service, HEALTH_TIMEOUT_S))
+        evidence = self._ask(lambda: self._engine.identity(self._service, IDENTITY_TIMEOUT_S))
         return None if evidence is None else {"argv": "equals the plan", **evidence}
+
+    def _tier_canary(self, asked: bool, budget_s: float) -> None:
+        if not asked:
+            self._note("tier_skipped", 5, name=TIER_NAMES[5], reason="the service's gate settings ask for no canary")
+            return
+        golden = goldens.load(self._ctx.paths, self._service)
+
+        def question() -> Probe:
+            probe, canary = goldens.run_canary(self._engine, self._service, golden, self._left)
+            if probe.ok:
+                self._canary = canary
+            return probe
+
+        self._pass(5, ("canary_s", budget_s), lambda: self._ask(question))
+
+    def _tier_floor(self) -> dict[str, Any] | None:
+        return self._ask(self._floor)
+
+    def _floor(self) -> Probe:
+        """Judge the canary's repetitive answer; one that is too slow is asked for again, and the fastest counts."""
+        answer = self._canary.repetitive if self._canary and not self._floor_tries else None
+        if answer is None:
+            try:
+                answer = self._engine.generate(self._service, goldens.REPETITIVE, max(0.5, self._left()))
+            except GenerateError as error:
+                return Probe(False, f"request {error}", final=error.final)
+        self._floor_tries += 1
+        if self._fastest is None or answer.tok_per_s > self._fastest.tok_per_s:
+            self._fastest = answer
+        accepts = judge_acceptance(self._service, answer)
+        if not accepts.ok:
+            return accepts
+        speed = judge_speed(self._service, self._fastest, load_record(self._ctx.paths, self._service))
+        evidence = {**accepts.evidence, **speed.evidence, "tries": self._floor_tries}
+        if self._canary is not None:
+            self._canary = replace(self._canary, repetitive=self._fastest)
+        return Probe(speed.ok, speed.message, evidence, final=not speed.ok and self._floor_tries >= FLOOR_TRIES)
 
     def _soak(self) -> None:
         """Repeat tiers 0 to 2 for `soak_s`; at least one health answer must fall into it."""
@@ -394,7 +474,7 @@ def prove_now(ctx: Context, service: Service, timeout_s: float = 1.0, tiers: int
         return result(problem)
     passed.append(1)
     engine = ctx.engine(service.engine)
-    probe = engine.health(service, timeout_s) if tiers >= 2 else Probe(True, "")
+    probe = engine.health(service, max(timeout_s, engine.health_s)) if tiers >= 2 else Probe(True, "")
     if not probe.ok:
         return result(probe.message)
     if tiers >= 2:

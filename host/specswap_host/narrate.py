@@ -62,6 +62,22 @@ def _stopped(_: Mapping[str, Any], detail: Detail) -> str:
     return f"stopped {_list(detail['units'])} in {_seconds(detail['seconds'])}{killed}"
 
 
+def _golden(evidence: Detail) -> str:
+    if evidence["golden"] == "absent":
+        return f"no golden to compare with: {evidence['golden_why']}"
+    if evidence["golden"] == "equal":
+        return f"greedy text equals the golden of {evidence['golden_by']}"
+    return f"greedy text equals the golden over {evidence['golden_match']:.0%} before the first difference"
+
+
+def _floor(evidence: Detail) -> str:
+    accepted = evidence["accept_length"]
+    drafts = f"{accepted:.2f} tokens per step" if isinstance(accepted, (int, float)) else evidence["accept_length_why"]
+    record = evidence["record"]
+    usual = f"the record is {record:.1f}" if isinstance(record, (int, float)) else f"record {record}"
+    return f"{drafts}; {evidence['tok_per_s']:.1f} tok/s, {usual}"
+
+
 def _tier_passed(event: Mapping[str, Any], detail: Detail) -> str:
     evidence = detail.get("evidence") or {}
     shown = {
@@ -70,6 +86,8 @@ def _tier_passed(event: Mapping[str, Any], detail: Detail) -> str:
         2: lambda: f"HTTP {evidence['status']}",
         3: lambda: f"serves {evidence['identity']}",
         4: lambda: f"{evidence['completion_tokens']} tokens, {evidence['finish_reason']}",
+        5: lambda: f"{len(evidence['requests'])} answers, {_golden(evidence)}",
+        6: lambda: _floor(evidence),
     }
     tier = event["tier"]
     try:
@@ -127,6 +145,8 @@ _WORDS: dict[str, Callable[[Mapping[str, Any], Detail], str]] = {
     "phase": lambda _, d: f"engine: {d['name']}",
     "stalled": lambda _, d: f"silent for {_seconds(d['silent_s'])}; last line: {d['last_line'] or 'none'}",
     "tier_passed": _tier_passed,
+    "tier_skipped": lambda e, d: f"tier {e['tier']} {d['name']} SKIPPED: {d['reason']}",
+    "golden_recorded": lambda _, d: f"greedy text of {d['variant']} kept as golden: {d['file']}",
     "tier_failed": lambda _, d: f"FAILED {d['message']}",
     "crashed": _crashed,
     "soak_passed": lambda _, d: f"soak passed: {d['polls']} looks in {_seconds(d['seconds'])}",

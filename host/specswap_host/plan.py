@@ -75,6 +75,12 @@ class _Reader:
             raise PlanError(f"{self.path(key)}: expected seconds >= 0, got {_show(value)}")
         return float(value)
 
+    def number(self, key: str, low: float, high: float) -> float:
+        value = self.take(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise PlanError(f"{self.path(key)}: expected a number from {low:g} to {high:g}, got {_show(value)}")
+        return float(value)
+
     def boolean(self, key: str) -> bool:
         value = self.take(key)
         if not isinstance(value, bool):
@@ -106,10 +112,11 @@ class _Reader:
                 " update the toolkit on this host (run site.yml) and submit again"
             )
 
-    def done(self) -> None:
+    def done(self, optional: tuple[str, ...] = ()) -> None:
         unknown = sorted(set(self._data) - self._seen)
         if unknown:
-            raise PlanError(f"{self.path(unknown[0])}: unknown key (known: {', '.join(sorted(self._seen))})")
+            known = ", ".join(sorted({*self._seen, *optional}))
+            raise PlanError(f"{self.path(unknown[0])}: unknown key (known: {known})")
 
 
 def _show(value: Any) -> str:
@@ -188,7 +195,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Budgets:
-    """Seconds that each phase may take; `stall_s` is silence in the log, `soak_s` the watch after tier 4."""
+    """Seconds that each phase may take; `stall_s` is silence in the log, `soak_s` the watch after the last tier."""
 
     load_s: float = 120.0
     stall_s: float = 60.0
@@ -205,6 +212,44 @@ class Budgets:
         budgets = cls(*(reader.seconds(name) for name in names))
         reader.done()
         return budgets
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """What tiers 5 (canary) and 6 (floor) ask for.
+
+    `golden_min_match`: share of the golden texts that must come before the first difference. `min_accept_length`:
+    tokens per verify step of a variant that claims drafts must be above it. `tok_floor`: share of this host's own
+    record of tok/s that must be reached, 0 for none. `canary_s` and `floor_s` are the tiers' budgets in seconds.
+    """
+
+    canary: bool = True
+    degenerate: bool = True
+    golden_min_match: float = 0.5
+    min_accept_length: float = 1.0
+    tok_floor: float = 0.5
+    canary_s: float = 60.0
+    floor_s: float = 30.0
+
+    @classmethod
+    def from_dict(cls, data: Any, path: str = "gate") -> GateSettings:
+        """Read settings, each of which may be left out; raises `PlanError` for an unknown one."""
+        reader = _Reader(data, path)
+        values: dict[str, Any] = {}
+        for name in ("canary", "degenerate"):
+            if reader.has(name):
+                values[name] = reader.boolean(name)
+        for name, high in (("golden_min_match", 1.0), ("tok_floor", 1.0), ("min_accept_length", 1000.0)):
+            if reader.has(name):
+                values[name] = reader.number(name, 0.0, high)
+        for name in ("canary_s", "floor_s"):
+            if reader.has(name):
+                values[name] = reader.seconds(name)
+        reader.done(tuple(cls.__dataclass_fields__))
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -234,6 +279,7 @@ class Service:
     budgets: Budgets
     plan_hash: str
     unit_text: str
+    gate: GateSettings = field(default_factory=GateSettings)
 
     @classmethod
     def from_dict(cls, data: Any, path: str = "service") -> Service:
@@ -272,8 +318,10 @@ class Service:
             budgets=Budgets.from_dict(reader.take("budgets"), f"{path}.budgets"),
             plan_hash=reader.text("plan_hash"),
             unit_text=reader.text("unit_text"),
+            # Services that were committed before there were such settings are held to the defaults.
+            gate=GateSettings.from_dict(reader.take("gate"), f"{path}.gate") if reader.has("gate") else GateSettings(),
         )
-        reader.done()
+        reader.done(("gate",))
         return service
 
     def to_dict(self) -> dict[str, Any]:
@@ -297,6 +345,7 @@ class Service:
             "user": self.user,
             "rivals": list(self.rivals),
             "budgets": self.budgets.to_dict(),
+            "gate": self.gate.to_dict(),
             "plan_hash": self.plan_hash,
             "unit_text": self.unit_text,
         }

@@ -10,10 +10,10 @@ from typing import Any
 
 from . import registry as registries
 from . import state as states
-from .context import Context, Paths
+from .context import Context
 from .gate import prove_now
-from .job import broke_off, job_unit
-from .journal import Event, Journal
+from .history import history
+from .job import job_unit
 from .lock import holder
 from .plan import Plan, PlanError, Service
 from .preflight import preflight
@@ -140,66 +140,6 @@ def status_text(status: dict[str, Any]) -> str:
 
 def _numbers(tiers: Sequence[int]) -> str:
     return ", ".join(str(tier) for tier in tiers) or "none"
-
-
-def history(paths: Paths, slot: str) -> list[dict[str, Any]]:
-    """Jobs of a slot, oldest first; `outcome` is None while one runs or when it broke off."""
-    jobs: dict[str, list[Event]] = {}
-    for event in Journal(paths.journal(slot)).read():
-        jobs.setdefault(event["job"], []).append(event)
-    entries = []
-    for job, events in jobs.items():
-        accepted = next((e for e in events if e["event"] == "job_accepted"), None)
-        if accepted is None:
-            continue
-        start = accepted["detail"]
-        end: dict[str, Any] = next((e["detail"] for e in events if e["event"] == "job_finished"), {})
-        arms = start.get("arms") or []
-        entries.append(
-            {
-                "job": job,
-                "slot": slot,
-                "kind": start.get("kind"),
-                "variant": start.get("variant") or " vs ".join(arms) or None,
-                "user": start.get("user", ""),
-                "host": start.get("host", ""),
-                "started_at": accepted["t_wall"],
-                "outcome": end.get("outcome"),
-                "seconds": end.get("seconds"),
-                "downtime_s": end.get("downtime_s"),
-                "active": end.get("active"),
-                "cause": end.get("cause") or None,
-                "broke_off": not end and broke_off(events),
-            }
-        )
-    return entries
-
-
-def history_text(jobs: Sequence[dict[str, Any]]) -> str:
-    """The history as a table for people."""
-    if not jobs:
-        return "no jobs yet"
-    rows = [("started", "slot", "job", "kind", "to", "outcome", "seconds", "downtime", "by")]
-    for entry in jobs:
-        rows.append(
-            (
-                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry["started_at"]))),
-                entry["slot"],
-                entry["job"],
-                str(entry["kind"]),
-                entry["variant"] or "(previous)",
-                entry["outcome"] or "unfinished",
-                _figure(entry["seconds"]),
-                _figure(entry["downtime_s"]),
-                "@".join(part for part in (entry["user"], entry["host"]) if part) or "-",
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
-
-
-def _figure(value: Any) -> str:
-    return f"{value:.1f}" if isinstance(value, (int, float)) else "-"
 
 
 def plan_diff(ctx: Context, plan: Plan) -> dict[str, Any]:

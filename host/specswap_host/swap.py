@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import golden as goldens
 from . import state as states
 from .atomic import write_text
 from .context import Context, Interrupted
+from .floor import note_record
 from .gate import Failure, Gate, GateResult, prove_now
 from .handover import prove_handover, stop_units
 from .journal import Journal, JournalError
@@ -317,11 +319,25 @@ class _Swap:
         # The rename above is the commit: from here on the wanted variant is the one to come back to.
         self._state = committed
         self._touched, self._lenient = False, True
+        self._keep_figures(active, result)
         try:
             finalise(self._ctx, committed, units)
         except (SystemdError, OSError) as error:
             return f"serving, but the boot settings could not be written ({error}); swap again to repair them"
         return ""
+
+    def _keep_figures(self, active: Active, result: GateResult) -> None:
+        """Keep what the canary said as golden and record, for the gates to come; that failing fails no swap."""
+        if result.canary is None:
+            return
+        ctx, service = self._ctx, active.service
+        try:
+            kept = goldens.record(ctx.paths, service, result.canary, active.job, active.since)
+            if kept is not None:
+                self._note("golden_recorded", file=str(kept), variant=service.variant)
+            note_record(ctx.paths, service, result.canary.repetitive, active.job, active.since)
+        except OSError as error:
+            print(f"golden or record not kept: {error}", file=sys.stderr)
 
     # --- the way back
 

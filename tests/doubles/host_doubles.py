@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from specswap_host.context import Clock, Context, Paths
-from specswap_host.engines import Finding, Probe
-from specswap_host.plan import Plan, Service
+from specswap_host.engines import Answer, Ask, Finding, GenerateError, Probe
+from specswap_host.plan import GateSettings, Plan, Service
 from specswap_host.procfs import Listener, ProcFs
 from specswap_host.systemd import Systemd, SystemdError, UnitState
 
@@ -65,6 +65,10 @@ class Behaviour:
     restart_at_s: float | None = None
     never_starts: bool = False
     health_dies_s: float | None = None
+    texts: dict[str, str] = field(default_factory=dict)
+    refuses: GenerateError | None = None
+    accept_length: float | None = None
+    tok_per_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -255,6 +259,7 @@ class FakeProcFs(ProcFs):
 
 class FakeEngine:
     name = "llamacpp"
+    health_s = 2.0
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -297,6 +302,18 @@ class FakeEngine:
         good = Probe(True, "14 tokens", {"completion_tokens": 14, "finish_reason": "stop"})
         return running.behaviour.completion or good
 
+    def generate(self, service: Service, ask: Ask, timeout_s: float) -> Answer:
+        running = self._unit(service)
+        if running is None:
+            raise GenerateError(f"{ask.id}: connection refused")
+        behaviour = running.behaviour
+        if behaviour.refuses is not None:
+            raise behaviour.refuses
+        speeds = behaviour.tok_per_s
+        speed = (speeds.pop(0) if len(speeds) > 1 else speeds[0]) if speeds and ask.raw else 100.0
+        text = behaviour.texts.get(ask.id, f"The answer to {ask.id} is a sentence of its own.")
+        return Answer(text, 20, "stop", 20 / speed, behaviour.accept_length)
+
 
 def service_dict(root: Path, variant: str, salt: str = "", **changes: Any) -> dict[str, Any]:
     """A service whose release, launcher and model really exist below `root`, so that the preflight passes."""
@@ -338,6 +355,7 @@ def service_dict(root: Path, variant: str, salt: str = "", **changes: Any) -> di
             "gate_s": 6,
             "soak_s": 1.0,
         },
+        "gate": GateSettings().to_dict(),
         "plan_hash": plan_hash,
         "unit_text": f"# specswap plan_hash={plan_hash}\n[Service]\nExecStart=/bin/sh {variant}{salt}\n",
     }

@@ -36,9 +36,28 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--hang-crash-after", type=float, help="die by SIGSEGV after this many seconds")
     parser.add_argument("--no-usage", action="store_true")
     parser.add_argument("--empty", action="store_true", help="generate an empty text")
+    parser.add_argument("--text", default="", help="generate this text, whatever is asked")
+    parser.add_argument("--drafted", type=int, help="accepted draft tokens of every answer, in `timings`")
     parser.add_argument("--wrong-model", action="store_true", help="serve under another name")
     parser.add_argument("--completion-status", type=int, default=200)
     parser.add_argument("--speculative", choices=("true", "false"), help="shown by /slots")
+    parser.add_argument("--wedge-after", type=int, help="generation hangs after so many requests; /health stays 200")
+    parser.add_argument("--slow-health-s", type=float, default=0.0, help="/health answers this much later")
+    parser.add_argument("--sick-after", type=float, help="/health is 503 from so many seconds after readiness on")
+    parser.add_argument("--drip", action="store_true", help="/health is sent one byte per half second")
+    parser.add_argument("--nonsense", choices=("models", "completion"), help="200 with a page instead of JSON")
+    parser.add_argument("--no-finish", action="store_true", help="no finish_reason")
+    parser.add_argument("--shown-model", default="", help="/props shows this file instead of --model")
+    parser.add_argument("--crash-on-request", action="store_true", help="die at the first generation")
+    parser.add_argument("--kill-on-term", action="store_true", help="SIGKILL itself on SIGTERM")
+    parser.add_argument(
+        "--escape", action="store_true", help="a child in its own session, deaf to SIGTERM, shares the port"
+    )
+    parser.add_argument("--daemonize", action="store_true", help="the main process ends, a child serves")
+    parser.add_argument("--eat-mb", type=int, default=0, help="allocate and touch so many MiB while loading")
+    parser.add_argument("--cache-file", default="", help="write a file of this name below $HOME while loading")
+    parser.add_argument("--cache-mb", type=int, default=1, help="size of that file")
+    parser.add_argument("--crash-again", action="store_true", help="crash at the second and every later start")
     parser.add_argument("--stamps", default="", help="append `ready SECONDS` and `exit SECONDS` (Unix time) here")
     return parser.parse_args()
 
@@ -46,17 +65,22 @@ def parse_args() -> argparse.Namespace:
 class Handler(http.server.BaseHTTPRequestHandler):
     args: argparse.Namespace
     ready_at: float
+    requests = 0
 
     def do_GET(self) -> None:
         if self.path == "/health":
             if self.args.hang == "health":
                 time.sleep(3600)
-            ready = time.monotonic() >= self.ready_at
-            self.reply(200 if ready else 503, {"status": "ok" if ready else "loading model"})
+            time.sleep(self.args.slow_health_s)
+            age = time.monotonic() - self.ready_at
+            ready = age >= 0 and not (self.args.sick_after is not None and age >= self.args.sick_after)
+            self.reply(200 if ready else 503, {"status": "ok" if ready else "loading model"}, drip=self.args.drip)
+        elif self.path == "/v1/models" and self.args.nonsense == "models":
+            self.page()
         elif self.path == "/v1/models":
             self.reply(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self.names()]})
         elif self.path == "/props" and self.args.model:
-            self.reply(200, {"model_path": self.args.model})
+            self.reply(200, {"model_path": self.args.shown_model or self.args.model})
         elif self.path == "/slots" and self.args.speculative:
             self.reply(200, [{"id": 0, "speculative": self.args.speculative == "true"}])
         else:
@@ -64,21 +88,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or b"{}")
-        if self.args.hang == "completion":
+        Handler.requests += 1
+        wedged = self.args.wedge_after is not None and Handler.requests > self.args.wedge_after
+        if self.args.hang == "completion" or wedged:
             time.sleep(3600)
+        if self.args.crash_on_request:
+            crash(self.args.stamps)
+        if self.args.nonsense == "completion":
+            self.page()
+            return
         if self.args.completion_status != 200:
             self.reply(self.args.completion_status, {"error": {"message": "scheduler is dead"}})
             return
+        text = "" if self.args.empty else self.args.text or "1, 2, 3, 4, 5."
+        said = {"text": text} if self.path == "/v1/completions" else {"message": {"content": text}}
         answer: dict[str, Any] = {
             "model": body.get("model", self.names()[0]),
-            "choices": [
-                {
-                    "message": {"content": "" if self.args.empty else "1, 2, 3, 4, 5."},
-                    "finish_reason": "stop",
-                    "index": 0,
-                }
-            ],
+            "choices": [{**said, "finish_reason": None if self.args.no_finish else "stop", "index": 0}],
         }
+        if self.args.drafted is not None:
+            answer["timings"] = {"draft_n": 26, "draft_n_accepted": self.args.drafted}
         if not self.args.no_usage:
             answer["usage"] = {"prompt_tokens": 9, "completion_tokens": 14, "total_tokens": 23}
         self.reply(200, answer)
@@ -86,13 +115,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def names(self) -> list[str]:
         return ["somebody-else"] if self.args.wrong_model else self.args.alias or ["double"]
 
-    def reply(self, status: int, body: Any) -> None:
+    def page(self) -> None:
+        """What a proxy or a captive portal answers to everything."""
+        data = b"<html><body>It works!</body></html>"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def reply(self, status: int, body: Any, drip: bool = False) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        if not drip:
+            self.wfile.write(data)
+            return
+        for byte in data:
+            time.sleep(0.5)
+            self.wfile.write(bytes([byte]))
+            self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -125,6 +169,32 @@ def crash(stamps: str = "") -> None:
     os._exit(1)
 
 
+def load(args: argparse.Namespace) -> None:
+    """What can go wrong while a server takes its memory and fills its caches."""
+    home = Path(os.environ.get("HOME", "."))
+    marker = home / "started"
+    if args.crash_again and marker.exists():
+        crash(args.stamps)
+    if args.crash_again:
+        marker.touch()
+    if args.eat_mb:
+        block = bytearray(args.eat_mb << 20)
+        block[::4096] = b"x" * len(block[::4096])
+    if args.cache_file:
+        target = home / args.cache_file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(bytes(args.cache_mb << 20))
+
+
+def escape() -> None:
+    """Leave a child that no process group and no SIGTERM reaches; it keeps the listening socket."""
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+        os._exit(0)
+
+
 def main() -> None:
     args = parse_args()
     print("specswap: loading model", file=sys.stderr, flush=True)
@@ -134,7 +204,11 @@ def main() -> None:
     later(args.exit_after, lambda: os._exit(0))
     later(args.hang_crash_after, lambda: os.kill(os.getpid(), signal.SIGSEGV))
 
+    load(args)
+
     def stop(*_: object) -> None:
+        if args.kill_on_term:
+            os.kill(os.getpid(), signal.SIGKILL)
         if not args.ignore_term:
             time.sleep(args.stop_s)
             os._exit(0)
@@ -143,6 +217,10 @@ def main() -> None:
     time.sleep(args.bind_delay_s)
     Handler.args, Handler.ready_at = args, time.monotonic() + args.load_s
     server = Server((args.host, args.port), Handler)
+    if args.escape:
+        escape()
+    if args.daemonize and os.fork() > 0:
+        os._exit(0)
     stamp(args.stamps, "ready", time.time() + args.load_s)
     print("specswap: READY", file=sys.stderr, flush=True)
     server.serve_forever()

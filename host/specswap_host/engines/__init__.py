@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .base import Engine, EngineError, Finding, Probe
+from .base import Answer, Ask, Engine, EngineError, Finding, GenerateError, Probe
 
-__all__ = ["Engine", "EngineError", "Finding", "Probe", "get_engine"]
+__all__ = ["Answer", "Ask", "Engine", "EngineError", "Finding", "GenerateError", "Probe", "get_engine"]
 
 ENGINES = ("llamacpp",)
 

@@ -36,10 +36,55 @@ class Probe:
     final: bool = False
 
 
+@dataclass(frozen=True)
+class Ask:
+    """One request of the gate's canary: a chat turn, or with `raw` a text to continue.
+
+    `temperature` 0 is greedy. `schema` is a JSON schema that the answer must follow (structured output).
+    """
+
+    id: str
+    prompt: str
+    max_tokens: int
+    raw: bool = False
+    temperature: float = 0.0
+    seed: int | None = None
+    schema: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server generated; `tokens` as it counts them, `seconds` from the connection to the last byte.
+
+    `accept_length` is the mean number of tokens per verify step, the model's own included, 1.0 where nothing was
+    drafted; None where the server does not say.
+    """
+
+    text: str
+    tokens: int
+    finish: str
+    seconds: float
+    accept_length: float | None = None
+
+    @property
+    def tok_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+class GenerateError(Exception):
+    """No usable answer; `final` means that asking again cannot change it."""
+
+    def __init__(self, message: str, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
+
+
 class Engine(Protocol):
     """The adapter of one server software. Every live question has a hard deadline in seconds."""
 
     name: str
+    # Seconds that a healthy server of this kind may take to answer `health`.
+    health_s: float
 
     def static_checks(self, service: Service) -> list[Finding]:
         """What can be seen in the plan alone, before anything stops."""
@@ -59,11 +104,15 @@ class Engine(Protocol):
     def complete(self, service: Service, timeout_s: float) -> Probe:
         """Tier 4: the server generates."""
 
+    def generate(self, service: Service, ask: Ask, timeout_s: float) -> Answer:
+        """Tiers 5 and 6: the answer to one request; raises `GenerateError`."""
+
 
 class OpenAiEngine:
-    """Probes that hold for any server with /health, /v1/models and /v1/chat/completions."""
+    """Probes that hold for any server with /health, /v1/models, /v1/chat/completions and /v1/completions."""
 
     name = "openai"
+    health_s = 2.0
     phases: tuple[tuple[str, re.Pattern[str]], ...] = ()
 
     def static_checks(self, service: Service) -> list[Finding]:
@@ -118,12 +167,56 @@ class OpenAiEngine:
             if reply.status != 200:
                 # A server may still be warming up (5xx); a refused request (4xx) stays refused.
                 text = reply.body[:200].decode("utf-8", "replace")
-                final = 400 <= reply.status < 500 and reply.status not in (408, 425, 429)
-                return Probe(False, f"completion: HTTP {reply.status}: {text}", {"status": reply.status}, final)
+                evidence = {"status": reply.status}
+                return Probe(False, f"completion: HTTP {reply.status}: {text}", evidence, stays_refused(reply.status))
             answer = reply.json()
         except HttpError as error:
             return Probe(False, str(error))
         return judge_completion(answer, reply, self.completion_names(service))
+
+    def generate(self, service: Service, ask: Ask, timeout_s: float) -> Answer:
+        body: dict[str, Any] = {
+            "model": service.identity,
+            "max_tokens": ask.max_tokens,
+            "temperature": ask.temperature,
+            "stream": False,
+        }
+        if ask.seed is not None:
+            body["seed"] = ask.seed
+        if ask.schema is not None:
+            schema = {"name": "answer", "schema": ask.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if ask.raw:
+            path, body["prompt"] = "/v1/completions", ask.prompt
+        else:
+            path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": ask.prompt}]
+        answer, seconds = self.post(service, ask, path, body, timeout_s)
+        try:
+            choice = answer["choices"][0]
+            if ask.raw:
+                text = choice["text"]
+            else:
+                message = choice["message"]
+                text = (message.get("content") or "") + (message.get("reasoning_content") or "")
+            tokens, finish = answer["usage"]["completion_tokens"], choice["finish_reason"]
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise GenerateError(f"{ask.id}: no OpenAI-style reply ({type(error).__name__}: {error})", True) from error
+        return checked_answer(ask, text, tokens, finish, seconds, self.accept_length(answer, tokens))
+
+    def accept_length(self, answer: Any, tokens: Any) -> float | None:
+        """See `Answer`; an OpenAI-style reply says nothing about drafts."""
+        return None
+
+    def post(self, service: Service, ask: Ask, path: str, body: dict[str, Any], timeout_s: float) -> tuple[Any, float]:
+        """The JSON reply to one request and its seconds; raises `GenerateError`."""
+        try:
+            reply = self._ask(service, "POST", path, body, timeout_s)
+            if reply.status != 200:
+                words = reply.body[:200].decode("utf-8", "replace")
+                raise GenerateError(f"{ask.id}: POST {path}: HTTP {reply.status}: {words}", stays_refused(reply.status))
+            return reply.json(), reply.seconds
+        except HttpError as error:
+            raise GenerateError(f"{ask.id}: {error}") from error
 
     def completion_names(self, service: Service) -> tuple[str, ...]:
         """Model names that a completion of this service may carry."""
@@ -131,6 +224,24 @@ class OpenAiEngine:
 
     def _ask(self, service: Service, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
         return request(service.slot.bind, service.slot.port, method, path, body, timeout_s)
+
+
+def stays_refused(status: int) -> bool:
+    """True for a status that the same request would get again; a busy or starting server gives others."""
+    return 400 <= status < 500 and status not in (408, 425, 429)
+
+
+def checked_answer(
+    ask: Ask, text: Any, tokens: Any, finish: Any, seconds: float, accept_length: float | None
+) -> Answer:
+    """The parts of a reply as an `Answer`; raises a final `GenerateError` when one is missing or of another type."""
+    if not isinstance(text, str) or not text.strip():
+        raise GenerateError(f"{ask.id}: the text is empty", True)
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens <= 0:
+        raise GenerateError(f"{ask.id}: completion_tokens is {tokens!r}, expected > 0", True)
+    if not isinstance(finish, str) or not finish:
+        raise GenerateError(f"{ask.id}: no finish reason", True)
+    return Answer(text, tokens, finish, seconds, accept_length)
 
 
 def served_names(listing: Any) -> list[str]:

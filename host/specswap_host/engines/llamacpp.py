@@ -74,6 +74,16 @@ class LlamaCpp(OpenAiEngine):
                     return Probe(False, message, evidence, final=True)
         return Probe(True, f"serves as {service.identity}", evidence)
 
+    def accept_length(self, answer: Any, tokens: Any) -> float | None:
+        """Tokens per step, from the server's own count of accepted drafts: an accepted draft saves one step."""
+        timings = answer.get("timings")
+        if not isinstance(timings, dict) or not isinstance(tokens, int):
+            return None
+        accepted = timings.get("draft_n_accepted", 0)
+        if not isinstance(accepted, int) or not 0 <= accepted < tokens:
+            return None
+        return tokens / (tokens - accepted)
+
     def _json(self, service: Service, path: str, timeout_s: float) -> Any:
         """The reply as JSON, None where this build does not offer `path`."""
         reply = self._ask(service, "GET", path, None, timeout_s)

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from host_doubles import Behaviour, World, service_dict, swap_plan
 from specswap_host import cli
+from specswap_host.history import history, history_text
 from specswap_host.job import run, submit
 from specswap_host.journal import Journal
 from specswap_host.lock import Owner, SlotLock
 from specswap_host.plan import Plan
-from specswap_host.report import history, history_text, plan_diff, slot_status, status_text
+from specswap_host.report import plan_diff, slot_status, status_text
 from specswap_host.swap import run_swap
 
 B = "llamacpp-b-smoke.service"
@@ -96,7 +97,7 @@ def test_status_of_a_serving_slot(world: World, capsys: pytest.CaptureFixture[st
     register(world)
     swap(world, "a", "j1")
     status = json.loads(do(capsys, "status", "--json")[1])["slots"]["smoke"]
-    assert status["active"]["variant"] == "a" and status["active"]["proven_tiers"] == [0, 1, 2, 3, 4]
+    assert status["active"]["variant"] == "a" and status["active"]["proven_tiers"] == [0, 1, 2, 3, 4, 5, 6]
     assert status["live"]["tiers"] == [0, 1, 2, 3] and status["agree"] is True and status["reasons"] == []
     assert status["live"]["port"][0]["unit"] == "llamacpp-a-smoke.service"
     text = do(capsys, "status")[1]
@@ -148,7 +149,8 @@ def test_history(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = json.loads(do(capsys, "history", "--json", "-n", "5")[1])["jobs"]
     assert [(job["job"], job["outcome"]) for job in jobs] == [("j1", "swapped"), ("j2", "rolled_back")]
     table = history_text(history(world.paths, "smoke"))
-    assert "rolled_back" in table and len({line.index("swap ") for line in table.splitlines()[1:]}) == 1
+    assert "rolled_back" in table and len({line.index("swap ") for line in table.splitlines()[1:3]}) == 1
+    assert table.splitlines()[3].startswith("    cause: ") and B in table.splitlines()[3]
     assert len(json.loads(do(capsys, "history", "--json", "-n", "1")[1])["jobs"]) == 1
 
 

@@ -67,9 +67,9 @@ def test_good_swap_passes_every_tier_in_order(serving_a: World) -> None:
     assert result.outcome == "swapped"
     assert result.downtime_s is not None and 0 < result.downtime_s < result.seconds
     wanted = ["preflight_passed", "stop_started", "stopped", "handover_proven", "start_requested"]
-    assert names(serving_a) == [*wanted, *["tier_passed"] * 5, "soak_passed", "committed"]
+    assert names(serving_a) == [*wanted, *["tier_passed"] * 7, "soak_passed", "committed"]
     tiers = [e["tier"] for e in journal(serving_a).read(job="job") if e["event"] == "tier_passed"]
-    assert tiers == [0, 1, 2, 3, 4]
+    assert tiers == [0, 1, 2, 3, 4, 5, 6]
     assert serving_a.serving_units() == [B] and serving_a.enabled == {B} and committed(serving_a) == "b"
     assert states.load(serving_a.paths.state("smoke"), "smoke").previous is not None
 
