@@ -274,6 +274,8 @@ class _Swap:
             report = {"stuck": stopped.stuck, "fix": "look for processes in state D (ps axo pid,stat,wchan,cmd)"}
             self._note("handover_failed", left=stopped.stuck, message=message)
             raise _Failed(Failure("handover_failed", None, message, report))
+        # Some servers end by killing themselves: `failed` after a stop is no failure of the stopped unit.
+        ctx.systemd.reset_failed(names)
         self._note("stopped", units=names, seconds=stopped.seconds, killed=stopped.killed)
         handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s)
         if not handover.ok:

@@ -6,7 +6,7 @@ from .base import Answer, Ask, Engine, EngineError, Finding, GenerateError, Prob
 
 __all__ = ["Answer", "Ask", "Engine", "EngineError", "Finding", "GenerateError", "Probe", "get_engine"]
 
-ENGINES = ("llamacpp",)
+ENGINES = ("llamacpp", "sglang")
 
 
 def get_engine(name: str) -> Engine:
@@ -15,4 +15,8 @@ def get_engine(name: str) -> Engine:
         from .llamacpp import LlamaCpp
 
         return LlamaCpp()
+    if name == "sglang":
+        from .sglang import SgLang
+
+        return SgLang()
     raise EngineError(f'engine "{name}": this specswap-host has no such adapter (known: {", ".join(ENGINES)})')

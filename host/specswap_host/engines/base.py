@@ -56,8 +56,8 @@ class Ask:
 class Answer:
     """What a server generated; `tokens` as it counts them, `seconds` from the connection to the last byte.
 
-    `accept_length` is the mean number of tokens per verify step, the model's own included, 1.0 where nothing was
-    drafted; None where the server does not say.
+    `accept_length` is the mean number of tokens per step after the prefill's one, the model's own token included: 1.0
+    where no draft was accepted; None where the server does not say.
     """
 
     text: str
@@ -156,7 +156,7 @@ class OpenAiEngine:
 
     def complete(self, service: Service, timeout_s: float) -> Probe:
         body = {
-            "model": service.identity,
+            "model": self.request_name(service),
             "messages": [{"role": "user", "content": "Count from 1 to 5."}],
             "max_tokens": 16,
             "temperature": 0.0,
@@ -172,11 +172,13 @@ class OpenAiEngine:
             answer = reply.json()
         except HttpError as error:
             return Probe(False, str(error))
-        return judge_completion(answer, reply, self.completion_names(service))
+        probe = judge_completion(answer, reply, self.completion_names(service))
+        problem = self.completion_problem(service, answer) if probe.ok else ""
+        return Probe(False, f"completion: {problem}", probe.evidence, final=True) if problem else probe
 
     def generate(self, service: Service, ask: Ask, timeout_s: float) -> Answer:
         body: dict[str, Any] = {
-            "model": service.identity,
+            "model": self.request_name(service),
             "max_tokens": ask.max_tokens,
             "temperature": ask.temperature,
             "stream": False,
@@ -203,6 +205,14 @@ class OpenAiEngine:
             raise GenerateError(f"{ask.id}: no OpenAI-style reply ({type(error).__name__}: {error})", True) from error
         return checked_answer(ask, text, tokens, finish, seconds, self.accept_length(answer, tokens))
 
+    def request_name(self, service: Service) -> str:
+        """The model name to ask for: one that only this service answers to, where the engine can have several."""
+        return service.identity
+
+    def completion_problem(self, service: Service, answer: Any) -> str:
+        """What else in a good completion speaks against this service having made it."""
+        return ""
+
     def accept_length(self, answer: Any, tokens: Any) -> float | None:
         """See `Answer`; an OpenAI-style reply says nothing about drafts."""
         return None
@@ -224,6 +234,12 @@ class OpenAiEngine:
 
     def _ask(self, service: Service, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
         return request(service.slot.bind, service.slot.port, method, path, body, timeout_s)
+
+
+def flag_values(argv: tuple[str, ...], flag: str) -> list[str]:
+    """Values of a flag in both spellings, `--flag value` and `--flag=value`."""
+    values = [item.split("=", 1)[1] for item in argv if item.startswith(flag + "=")]
+    return values + [argv[i + 1] for i, item in enumerate(argv[:-1]) if item == flag]
 
 
 def stays_refused(status: int) -> bool:

@@ -6,14 +6,8 @@ import re
 from typing import Any
 
 from ..plan import Service
-from .base import Finding, OpenAiEngine, Probe
+from .base import Finding, OpenAiEngine, Probe, flag_values
 from .http import HttpError
-
-
-def flag_values(argv: tuple[str, ...], flag: str) -> list[str]:
-    """Values of a flag in both spellings, `--flag value` and `--flag=value`."""
-    values = [item.split("=", 1)[1] for item in argv if item.startswith(flag + "=")]
-    return values + [argv[i + 1] for i, item in enumerate(argv[:-1]) if item == flag]
 
 
 class LlamaCpp(OpenAiEngine):
@@ -80,9 +74,9 @@ class LlamaCpp(OpenAiEngine):
         if not isinstance(timings, dict) or not isinstance(tokens, int):
             return None
         accepted = timings.get("draft_n_accepted", 0)
-        if not isinstance(accepted, int) or not 0 <= accepted < tokens:
+        if not isinstance(accepted, int) or not 0 <= accepted < tokens - 1:
             return None
-        return tokens / (tokens - accepted)
+        return (tokens - 1) / (tokens - 1 - accepted)
 
     def _json(self, service: Service, path: str, timeout_s: float) -> Any:
         """The reply as JSON, None where this build does not offer `path`."""

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from host_doubles import service_dict
-from specswap_host.engines import EngineError, get_engine
+from specswap_host.engines import EngineError, GenerateError, get_engine
 from specswap_host.engines.base import served_names
 from specswap_host.engines.http import HttpError, request
+from specswap_host.golden import REPETITIVE
 from specswap_host.plan import Service
 
 DOUBLE = Path(__file__).resolve().parents[2] / "doubles" / "openai_double.py"
@@ -77,6 +78,32 @@ def test_good_server_passes(start: Start) -> None:
 def test_lying_completions(start: Start, faults: tuple[str, ...], words: str, final: bool) -> None:
     probe = get_engine("llamacpp").complete(start(*faults), 0.5)
     assert not probe.ok and words in probe.message and probe.final is final
+
+
+@pytest.mark.parametrize(
+    ("faults", "length"),
+    [((), None), (("--drafted", "0"), 1.0), (("--drafted", "6"), 13 / 7), (("--drafted", "14"), None)],
+)
+def test_generate_tells_the_acceptance(start: Start, faults: tuple[str, ...], length: float | None) -> None:
+    answer = get_engine("llamacpp").generate(start(*faults), REPETITIVE, 5)
+    assert (answer.text, answer.tokens, answer.finish) == ("1, 2, 3, 4, 5.", 14, "stop")
+    assert answer.accept_length == length and answer.tok_per_s > 0
+
+
+@pytest.mark.parametrize(
+    ("faults", "words", "final"),
+    [
+        (("--no-usage",), "no OpenAI-style reply", True),
+        (("--empty",), "text is empty", True),
+        (("--completion-status", "500"), "HTTP 500", False),
+        (("--completion-status", "404"), "HTTP 404", True),
+        (("--hang", "completion"), "no complete reply within 0.5 s", False),
+    ],
+)
+def test_generate_refuses_what_is_no_answer(start: Start, faults: tuple[str, ...], words: str, final: bool) -> None:
+    with pytest.raises(GenerateError, match=words) as error:
+        get_engine("llamacpp").generate(start(*faults), REPETITIVE, 0.5)
+    assert error.value.final is final
 
 
 def test_other_name_and_other_model_are_final(start: Start) -> None:
