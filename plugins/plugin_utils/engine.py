@@ -20,6 +20,7 @@ class Launch:
     port: int
     args: Mapping[str, Any] = field(default_factory=dict)
     raw_args: tuple[str, ...] = ()
+    drain_s: float = 10.0
 
 
 class Engine(Protocol):
@@ -29,6 +30,7 @@ class Engine(Protocol):
     uses_gpus: bool
     model_roles: tuple[str, ...]
     budgets: Mapping[str, float]
+    gate: Mapping[str, Any]
 
     def problems(self, args: Mapping[str, Any], path: str) -> list[str]:
         """What is wrong with a variant's `args`, each line starting with its key path below `path`."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ansible_collections.specswap.core.plugins.module_utils.specswap_host.plan import GateSettings, PlanError
 from ansible_collections.specswap.core.plugins.module_utils.specswap_host.toolkit import tree_hash
 
 from .checks import Checker, InventoryError, known, plain
@@ -35,11 +36,15 @@ BUDGETS: dict[str, float] = {
     "gate_s": 60,
     "soak_s": 1.0,
 }
+# What tiers 5 and 6 of the gate ask for; overridden in the same order.
+GATE: dict[str, Any] = GateSettings().to_dict()
+# A slot's folder lies beside this one of the host's state.
+RESERVED_SLOTS = ("goldens",)
 # Environments that the project itself needs; an inventory may name them but not change them.
 BUILT_IN_ENVIRONMENTS: dict[str, dict[str, Any]] = {"venv_bench": {"engine": "bench", "python": "3.11", "cuda": "none"}}
 
-_INVENTORY_KEYS = ("slots", "environments", "models", "variants", "budgets", "allow_remote_bind")
-_SLOT_KEYS = ("port", "bind", "gpus", "variant", "variants", "budgets")
+_INVENTORY_KEYS = ("slots", "environments", "models", "variants", "budgets", "gate", "allow_remote_bind")
+_SLOT_KEYS = ("port", "bind", "gpus", "variant", "variants", "budgets", "gate")
 _ENVIRONMENT_KEYS = ("engine", "python", "cuda", "glibc", "requirements")
 _VARIANT_KEYS = (
     "extends",
@@ -51,6 +56,7 @@ _VARIANT_KEYS = (
     "env",
     "served_model",
     "budgets",
+    "gate",
 )
 _MODEL_KEYS = {
     "wheel": ("source", "package", "version", "wheel_sha256", "member", "sha256", "size"),
@@ -62,8 +68,8 @@ _IN_PLACE_OF_IDENTITY = "{identity}"
 def services(data: Mapping[str, Any], root: Path = ROOT) -> list[dict[str, Any]]:
     """Every variant of every slot as a service (docs/architecture.md), without `unit_text`.
 
-    `data` has the keys slots, environments, models, variants, budgets and allow_remote_bind, as the inventory spells
-    them below `specswap_`. Raises InventoryError with every problem found.
+    `data` has the keys slots, environments, models, variants, budgets, gate and allow_remote_bind, as the inventory
+    spells them below `specswap_`. Raises InventoryError with every problem found.
     """
     return _Resolver(data, root).services()
 
@@ -143,10 +149,10 @@ def lock_file(root: Path, environment: str, flavour: str, python: str, glibc: st
 def plan_hash(service: Mapping[str, Any]) -> str:
     """The first 12 digits of the SHA-256 over what makes a service serve as it does.
 
-    Left out are the texts made from the hash itself, the budgets, and the rivals: another variant beside this one
-    changes nothing about how this one serves.
+    Left out are the texts made from the hash itself, the budgets, what the gate asks for, and the rivals: another
+    variant beside this one changes nothing about how this one serves.
     """
-    left_out = ("unit_text", "plan_hash", "identity", "budgets", "rivals")
+    left_out = ("unit_text", "plan_hash", "identity", "budgets", "gate", "rivals")
     body = {key: value for key, value in service.items() if key not in left_out}
     identity = service.get("identity", _IN_PLACE_OF_IDENTITY)
     body["argv"] = [_IN_PLACE_OF_IDENTITY if word == identity else word for word in service["argv"]]
@@ -175,6 +181,7 @@ class _Resolver:
         self.check.keys(raw, "inventory", _INVENTORY_KEYS)
         self.allow_remote_bind = raw.get("allow_remote_bind") is True
         self.budgets = self._budgets(raw.get("budgets"), "specswap_budgets")
+        self.gate = self._gate(raw.get("gate"), "specswap_gate")
         self.raw_environments = self.check.names(raw.get("environments"), "specswap_environments")
         self.raw_variants = self.check.names(raw.get("variants"), "specswap_variants")
         self.releases: dict[str, dict[str, str]] = {}
@@ -321,6 +328,7 @@ class _Resolver:
                 "env": {key: str(value) for key, value in env.items()},
                 "served_model": self.check.text(variant, "served_model", path, used.get("target", "")),
                 "budgets": self._budgets(variant.get("budgets"), f"{path}.budgets"),
+                "gate": self._gate(variant.get("gate"), f"{path}.gate"),
             }
 
     def _extended(self, name: str, seen: list[str]) -> dict[str, Any] | None:
@@ -345,6 +353,8 @@ class _Resolver:
             path = f"specswap_slots.{name}"
             slot = self.check.mapping(raw, path)
             self.check.keys(slot, path, _SLOT_KEYS, required=("port", "variant"))
+            if name in RESERVED_SLOTS:
+                self.check.say(path, "is a folder of specswap's own on the host, give the slot another name.")
             port = self.check.integer(slot, "port", path, 1024, 65535)
             if port in ports and port:
                 self.check.say(f"{path}.port", f"{port} is also the port of slot {ports[port]}.")
@@ -369,6 +379,7 @@ class _Resolver:
                 "variant": variant,
                 "variants": [one for one in listed if one in self.variants],
                 "budgets": self._budgets(slot.get("budgets"), f"{path}.budgets"),
+                "gate": self._gate(slot.get("gate"), f"{path}.gate"),
             }
 
     def _bind(self, bind: str, path: str) -> None:
@@ -391,6 +402,17 @@ class _Resolver:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
                 self.check.say(f"{path}.{key}", f"must be a number of seconds, not {value!r}.")
         return dict(budgets)
+
+    def _gate(self, raw: Any, path: str) -> dict[str, Any]:
+        settings = self.check.mapping(raw, path)
+        self.check.keys(settings, path, GATE)
+        for key, value in settings.items():
+            if key in GATE:
+                try:
+                    GateSettings.from_dict({key: value}, path)
+                except PlanError as error:
+                    self.check.problems.append(f"{error}.")
+        return dict(settings)
 
     def _engine_of(self, environment: str) -> Engine | None:
         raw = self.raw_environments.get(environment)
@@ -417,6 +439,8 @@ class _Resolver:
                 "size": model["size"],
             }
 
+        budgets = {**BUDGETS, **engine.budgets, **self.budgets, **slot["budgets"], **variant["budgets"]}
+
         def argv(identity: str) -> list[str]:
             return engine.argv(
                 Launch(
@@ -429,6 +453,7 @@ class _Resolver:
                     port=slot["port"],
                     args=variant["args"],
                     raw_args=tuple(variant["raw_args"]),
+                    drain_s=budgets["drain_s"],
                 )
             )
 
@@ -450,7 +475,8 @@ class _Resolver:
             "claims": engine.claims(variant["args"]),
             "user": USER,
             "rivals": [],
-            "budgets": {**BUDGETS, **engine.budgets, **self.budgets, **slot["budgets"], **variant["budgets"]},
+            "budgets": budgets,
+            "gate": {**GATE, **engine.gate, **self.gate, **slot["gate"], **variant["gate"]},
         }
         service["plan_hash"] = plan_hash(service)
         service["identity"] = f"{variant['served_model']}@{slot['name']}.{variant['name']}.{service['plan_hash']}"

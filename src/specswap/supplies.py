@@ -15,7 +15,7 @@ from specswap.paths import Paths
 from specswap.plays import inventory_variables
 from specswap.wheelhouse import ensure_uv, ensure_wheel, ensure_wheelhouse
 
-_KEYS = ("slots", "environments", "models", "variants", "budgets", "allow_remote_bind")
+_KEYS = ("slots", "environments", "models", "variants", "budgets", "gate", "allow_remote_bind")
 #: Environments of the project itself, needed on every host.
 BUILT_IN = ("venv_bench",)
 

@@ -25,6 +25,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--alias", action="append", default=[], help="a served name; repeat for several")
     parser.add_argument("--model", default="", help="shown by /props")
+    parser.add_argument("--drain-s", type=float, help="taken as the launcher takes it, and ignored")
     parser.add_argument("--load-s", type=float, default=0.0, help="listen, but answer 503 for this long")
     parser.add_argument("--bind-delay-s", type=float, default=0.0, help="do not listen for this long")
     parser.add_argument("--stop-s", type=float, default=0.0, help="linger this long after SIGTERM")

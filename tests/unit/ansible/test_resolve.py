@@ -38,6 +38,8 @@ def test_service_holds_what_the_contract_says(root: Path) -> None:
     assert service["settings"] == {"speculative_type": "ngram-simple"}
     assert service["claims"] == {"drafts": True}
     assert set(service["budgets"]) == set(resolve.BUDGETS)
+    assert set(service["gate"]) == set(resolve.GATE) and service["gate"]["tok_floor"] == 0.2
+    assert service["argv"][service["argv"].index("--drain-s") + 1] == "10"
     json.dumps(service)
 
 
@@ -73,6 +75,8 @@ def test_resolution_is_the_same_twice_and_plan_hash_can_be_checked(root: Path) -
     ("changes", "same"),
     [
         ({"budgets__load_s": 5}, True),
+        ({"gate": {"tok_floor": 0.9}}, True),
+        ({"variants__baseline__gate": {"canary": False}}, True),
         ({"variants__other": {"extends": "baseline", "args": {"ctx": 100}}}, True),
         ({"variants__baseline__args__ctx": 100}, False),
         ({"variants__baseline__env__A": "2"}, False),
@@ -123,6 +127,9 @@ def test_new_launcher_and_new_lock_change_the_plan(root: Path) -> None:
         ({"variants__baseline__env__A": [1]}, "specswap_variants.baseline.env.A: must be a string"),
         ({"variants__baseline__env__A-B": "1"}, "specswap_variants.baseline.env.A-B: is no name"),
         ({"variants__baseline__budgets__load": 1}, "budgets.load: unknown key. Did you mean load_s?"),
+        ({"variants__ngram__gate": {"tok_flor": 0.1}}, "gate.tok_flor: unknown key. Did you mean tok_floor?"),
+        ({"gate": {"tok_floor": 2}}, "specswap_gate.tok_floor: expected a number from 0 to 1, got 2."),
+        ({"slots__goldens": {"port": 30002, "variant": "ngram"}}, "specswap_slots.goldens: is a folder of specswap's"),
         ({"budgets__load_s": "x"}, "specswap_budgets.load_s: must be a number of seconds"),
         ({"environments__venv_llamacpp__engine": "lamacpp"}, "unknown engine lamacpp. Did you mean llamacpp?"),
         ({"environments__venv_llamacpp__python": 3.11}, "python: must be a quoted string"),
