@@ -101,7 +101,11 @@ def _crashed(_: Mapping[str, Any], detail: Detail) -> str:
     delay = detail.get("seconds_after_exit")
     seen = f" (seen {delay:.2f} s after it died)" if isinstance(delay, (int, float)) else ""
     lines = detail.get("traceback") or detail.get("lines") or []
-    return f"CRASHED: {detail['message']}{seen}" + "".join(f"\n    {line}" for line in lines[-12:])
+    # A known cause says more than its traceback; an unknown one is shown whole.
+    known = (detail.get("cause") or {}).get("id") not in (None, "python_traceback")
+    return f"CRASHED: {detail['message']}{seen}" + "".join(
+        f"\n    {line}" for line in (lines[-12:] if known else lines)
+    )
 
 
 def _finished(_: Mapping[str, Any], detail: Detail) -> str:
