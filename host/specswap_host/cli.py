@@ -28,6 +28,7 @@ examples:
   specswap-host swap ngram
   specswap-host rollback
   specswap-host history -n 5
+  specswap-host explain
 """
 
 
@@ -87,16 +88,24 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("status", _status, "show what is committed, what really serves, and whether both agree")
     sub.add_argument("--json", action="store_true", help="for machines")
+
+    def breaker(sub: argparse.ArgumentParser) -> None:
+        text = "first end the job JOB by force if it holds the slot's lock; for a job that hangs (it is journaled)"
+        sub.add_argument("--break-lock", metavar="JOB", help=text)
+
     sub = command("swap", _swap, "swap the slot to a registered variant and follow it to its end")
     sub.add_argument("variant", metavar="VARIANT")
     sub.add_argument("--json", action="store_true", help="print events as JSON lines")
+    breaker(sub)
     sub = command("rollback", _rollback, "swap back to the variant that was active before")
     sub.add_argument("--json", action="store_true", help="print events as JSON lines")
+    breaker(sub)
     sub = command("compare", _compare, "compare two registered variants in alternating rounds")
     sub.add_argument("arms", nargs=2, metavar="ARM")
     sub.add_argument("--pairs", type=int, default=None, metavar="N", help="pairs of rounds (default: as registered)")
     sub.add_argument("--quick", action="store_true", help="one pair, figures only, no verdict")
     sub.add_argument("--json", action="store_true", help="print events as JSON lines")
+    breaker(sub)
     command("submit", _submit, "read a plan (JSON) on stdin and start its job; prints job, slot, after", slot=False)
     sub = command("follow", _follow, "print a job's events as JSON lines until it has finished")
     sub.add_argument("--job", required=True, metavar="J")
@@ -116,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub = command("history", _history, "list jobs with outcome, duration and downtime")
     sub.add_argument("-n", type=int, default=20, metavar="N", help="the last N jobs (default 20)")
+    sub.add_argument("--json", action="store_true", help="for machines")
+    sub = command("explain", _explain_job, "tell one job: who, what, why, phases, evidence per tier, outcome")
+    sub.add_argument("job", nargs="?", default=None, metavar="JOB", help="(default: the last one)")
     sub.add_argument("--json", action="store_true", help="for machines")
     return parser
 
@@ -174,6 +186,17 @@ def _history(args: argparse.Namespace) -> int:
     jobs = [entry for name in names for entry in history(paths, name)]
     jobs = sorted(jobs, key=lambda entry: float(entry["started_at"]))[-args.n :]
     print(json.dumps({"schema": 1, "jobs": jobs}) if args.json else history_text(jobs))
+    return 0
+
+
+def _explain_job(args: argparse.Namespace) -> int:
+    from .explain import explain, explain_text, find_job
+    from .registry import slots
+
+    paths = _paths(args)
+    slot, job = find_job(paths, [_slot(args)] if args.slot else slots(paths), args.job)
+    told = explain(paths, slot, job)
+    print(json.dumps({"schema": 1, **told}) if args.json else explain_text(told))
     return 0
 
 
@@ -305,10 +328,12 @@ def _controller() -> Any:
 
 
 def _submit_and_follow(args: argparse.Namespace, plan: Plan) -> int:
-    from .job import alive, submit
+    from .job import alive, break_lock, submit
     from .journal import Journal
 
     ctx = _context(args)
+    if args.break_lock:
+        break_lock(ctx, plan.slot, args.break_lock, plan.controller)
     submitted = submit(plan.to_dict(), ctx)
     journal = Journal(ctx.paths.journal(plan.slot))
     after = submitted.after

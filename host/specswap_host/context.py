@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from .engines import Engine, get_engine
+from .gpus import Gpus
+from .leftovers import sweep_shm
 from .procfs import ProcFs
 from .systemd import Systemd
 
@@ -139,6 +141,8 @@ class Context:
     procfs: ProcFs = field(default_factory=ProcFs)
     clock: Clock = field(default_factory=Clock)
     engine: Callable[[str], Engine] = get_engine
+    gpus: Gpus = field(default_factory=Gpus)
+    sweep: Callable[[str], list[str]] = sweep_shm
     cancel: threading.Event = field(default_factory=threading.Event)
     threads: bool = True
 

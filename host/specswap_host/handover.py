@@ -1,4 +1,4 @@
-"""Stopping the old service, and the proof that it has let go: empty cgroup, free port."""
+"""Stopping the old service, and the proof that it has let go: empty cgroup, free port, GPU memory back at base."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .context import Context
+from .gpus import GpuError
 from .plan import Slot
 from .procfs import in_cgroup
 from .systemd import UnitState
@@ -25,11 +26,16 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Handover:
-    """Whether the place is free; `left` names every process that still holds a part of it."""
+    """Whether the place is free; `left` names every process that still holds a part of it.
+
+    `swept` are leftovers of dead processes that were removed, `gpu` says what was found out about the GPUs.
+    """
 
     ok: bool
     seconds: float
     left: list[str] = field(default_factory=list)
+    swept: list[str] = field(default_factory=list)
+    gpu: str = ""
 
 
 def stop_units(ctx: Context, states: Sequence[UnitState], budget_s: float) -> Stopped:
@@ -56,10 +62,11 @@ def stop_units(ctx: Context, states: Sequence[UnitState], budget_s: float) -> St
         ctx.clock.sleep(POLL_S)
 
 
-def prove_handover(ctx: Context, states: Sequence[UnitState], slot: Slot, budget_s: float) -> Handover:
-    """Wait up to `budget_s` until the units' cgroups are empty and nobody listens on the slot's port.
+def prove_handover(ctx: Context, states: Sequence[UnitState], slot: Slot, budget_s: float, user: str = "") -> Handover:
+    """Wait up to `budget_s` until cgroups are empty, nobody listens on the port, and the slot's GPUs are at base.
 
-    `states` are from before the stop: a stopped unit no longer names its cgroup.
+    `states` are from before the stop: a stopped unit no longer names its cgroup. Then what dead processes of `user`
+    left in shared memory is removed.
     """
     start = ctx.clock.mono()
     groups = [state.control_group for state in states if state.control_group]
@@ -72,9 +79,21 @@ def prove_handover(ctx: Context, states: Sequence[UnitState], slot: Slot, budget
                 left.append(f"{listener.describe()} listens on the slot's port")
             elif not left:
                 left.append(listener.describe())
+        gpu = ""
+        if not left:
+            # Last, as it asks a program that takes its time.
+            left, gpu = _gpus(ctx, states, slot)
         seconds = round(ctx.clock.mono() - start, 3)
         if not left:
-            return Handover(True, seconds)
+            return Handover(True, seconds, swept=ctx.sweep(user) if user else [], gpu=gpu)
         if seconds >= budget_s:
             return Handover(False, seconds, left)
         ctx.clock.sleep(POLL_S)
+
+
+def _gpus(ctx: Context, states: Sequence[UnitState], slot: Slot) -> tuple[list[str], str]:
+    try:
+        report = ctx.gpus.report(slot.gpus, [state.main_pid for state in states])
+    except GpuError as error:
+        return [f"the GPUs of the slot cannot be looked at: {error}"], ""
+    return list(report.left), report.note or f"GPUs {', '.join(str(gpu) for gpu in slot.gpus)} at base"

@@ -74,6 +74,13 @@ def history_text(jobs: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
+def job_line(entry: dict[str, Any]) -> str:
+    """One job in a few words: `20261201T... swap to ngram: swapped in 3.2 s, 1.1 s without service`."""
+    end = f"{entry['outcome']} in {figure(entry['seconds'])} s" if entry["outcome"] else "unfinished"
+    down = f", {figure(entry['downtime_s'])} s without service" if entry["downtime_s"] else ""
+    return f"{entry['job']} {entry['kind']} to {entry['variant'] or 'the previous variant'}: {end}{down}"
+
+
 def who(entry: dict[str, Any]) -> str:
     return "@".join(part for part in (entry["user"], entry["host"]) if part)
 

@@ -130,20 +130,25 @@ def _rolled_back(_: Mapping[str, Any], detail: Detail) -> str:
 def _committed(_: Mapping[str, Any], detail: Detail) -> str:
     if detail.get("refreshed"):
         return f"unit of {detail['variant']} rewritten and reloaded; its process goes on"
-    return f"committed: {detail['variant']} is active" + (
-        f"; {detail['warning']}" if detail.get("warning") else " and starts at boot"
-    )
+    text = f"committed: {detail['variant']} is active"
+    text += f"; {detail['warning']}" if detail.get("warning") else " and starts at boot"
+    return text + (f"; {_seconds(detail['downtime_s'])} without service" if detail.get("downtime_s") else "")
 
 
 _WORDS: dict[str, Callable[[Mapping[str, Any], Detail], str]] = {
     "job_accepted": _accepted,
     "lock_taken": _lock,
+    "lock_broken": lambda _, d: f"ended by force, its lock broken, by {d['by']}; it was {d['owner']}",
     "settled": lambda _, d: f"settled unfinished job {d['settled_job']}: {d['found']}; {d['did']}",
     "preflight_passed": lambda _, d: f"preflight of {d['variant']} passed in {_seconds(d['seconds'])}",
     "preflight_failed": _preflight_failed,
     "stop_started": lambda _, d: f"stopping {_list(d['units'])}",
     "stopped": _stopped,
-    "handover_proven": lambda _, d: f"hand-over proven: port {d['port']} free, no process left",
+    "handover_proven": lambda _, d: (
+        f"hand-over proven: port {d['port']} free, no process left"
+        + (f", {d['gpu']}" if d.get("gpu") else "")
+        + (f", swept {_list(d['swept'])}" if d.get("swept") else "")
+    ),
     "handover_failed": lambda _, d: f"hand-over failed: {d['message']}",
     "start_requested": lambda _, d: f"starting {d['unit']}" + (" (unit file written)" if d.get("unit_written") else ""),
     "phase": lambda _, d: f"engine: {d['name']}",

@@ -12,7 +12,7 @@ from . import registry as registries
 from . import state as states
 from .context import Context
 from .gate import prove_now
-from .history import history
+from .history import history, job_line
 from .job import job_unit
 from .lock import holder
 from .plan import Plan, PlanError, Service
@@ -26,7 +26,8 @@ from .systemd import SystemdError
 def slot_status(ctx: Context, slot: str) -> dict[str, Any]:
     """Committed state, live truth, and whether both agree; `reasons` says what does not.
 
-    Keys: slot, wanted, active, previous, live {unit, port, tiers}, agree, reasons, busy, unfinished, registered.
+    Keys: slot, wanted, active, previous, live {unit, port, tiers}, agree, reasons, busy, unfinished, registered,
+    last_job (as in the history).
     """
     status: dict[str, Any] = {"slot": slot, "active": None, "previous": None, "wanted": None, "registered": []}
     reasons: list[str] = []
@@ -91,9 +92,10 @@ def slot_status(ctx: Context, slot: str) -> dict[str, Any]:
     if state.previous:
         status["previous"] = {"variant": state.previous.variant, "plan_hash": state.previous.plan_hash}
     owner = holder(ctx.paths.lock(slot))
-    status.update(live=live, busy=owner.to_dict() if owner else None, unfinished=None)
+    jobs = history(ctx.paths, slot)
+    status.update(live=live, busy=owner.to_dict() if owner else None, unfinished=None, last_job=jobs[-1] if jobs else None)
     if owner is None:
-        open_jobs = [job for job in history(ctx.paths, slot) if job["outcome"] is None]
+        open_jobs = [job for job in jobs if job["outcome"] is None]
         if open_jobs and not _job_runs(ctx, slot):
             status["unfinished"] = open_jobs[-1]["job"]
             reasons.append(f"job {open_jobs[-1]['job']} was interrupted; the next job settles it")
@@ -131,6 +133,8 @@ def status_text(status: dict[str, Any]) -> str:
     if status["previous"]:
         lines.append(f"  previous   {status['previous']['variant']}")
     lines.append(f"  registered {', '.join(status['registered']) or 'none'}")
+    if status["last_job"]:
+        lines.append(f"  last job   {job_line(status['last_job'])}")
     if status["busy"]:
         owner = status["busy"]
         lines.append(f"  busy       job {owner['job']} of {owner['user']}@{owner['host']} for {owner['age_s']:.0f} s")

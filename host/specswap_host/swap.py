@@ -277,13 +277,20 @@ class _Swap:
         # Some servers end by killing themselves: `failed` after a stop is no failure of the stopped unit.
         ctx.systemd.reset_failed(names)
         self._note("stopped", units=names, seconds=stopped.seconds, killed=stopped.killed)
-        handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s)
+        handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s, wanted.user)
         if not handover.ok:
             message = f"the slot is not free after {handover.seconds:g} s: {'; '.join(handover.left)}"
             self._note("handover_failed", left=handover.left, seconds=handover.seconds, message=message)
             fix = "stop the named processes, then swap again"
             raise _Failed(Failure("handover_failed", None, message, {"left": handover.left, "fix": fix}))
-        self._note("handover_proven", seconds=handover.seconds, port=wanted.slot.port, cgroups_empty=len(running))
+        self._note(
+            "handover_proven",
+            seconds=handover.seconds,
+            port=wanted.slot.port,
+            cgroups_empty=len(running),
+            gpu=handover.gpu,
+            swept=handover.swept,
+        )
 
     def _still_serving(self) -> float | None:
         """The moment at which the committed service was seen serving (tiers 0 to 2), None when it does not."""
@@ -386,7 +393,7 @@ class _Swap:
         ctx.systemd.reset_failed(units)
         if stopped.stuck:
             return Failure("failed", None, f"{', '.join(stopped.stuck)} cannot be stopped"), None
-        handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s)
+        handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s, wanted.user)
         if not handover.ok:
             message = f"the slot is not free: {'; '.join(handover.left)}"
             return Failure("failed", None, message, {"fix": "stop the named processes"}), None
