@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from . import golden as goldens
 from .context import Context, Interrupted, Pending
-from .engines import Answer, Engine, GenerateError, Probe
+from .engines import Answer, Ask, Engine, GenerateError, Probe
 from .faults import classify, error_lines, first_traceback
 from .floor import judge_acceptance, judge_speed, load_record
-from .golden import Canary
+from .golden import REPETITIVE, Canary
 from .plan import Service
 from .procfs import Listener, in_cgroup
 from .systemd import SystemdError, UnitState
@@ -407,16 +407,17 @@ class Gate:
 
     def _floor(self) -> Probe:
         """Judge the canary's repetitive answer; one that is too slow is asked for again, and the fastest counts."""
-        answer = self._canary.repetitive if self._canary and not self._floor_tries else None
-        if answer is None:
-            try:
-                answer = self._engine.generate(self._service, goldens.REPETITIVE, max(0.5, self._left()))
-            except GenerateError as error:
-                return Probe(False, f"request {error}", final=error.final)
-        self._floor_tries += 1
-        if self._fastest is None or answer.tok_per_s > self._fastest.tok_per_s:
-            self._fastest = answer
-        accepts = judge_acceptance(self._service, answer)
+        try:
+            answer = self._canary.repetitive if self._canary and not self._floor_tries else self._generate(REPETITIVE)
+            self._floor_tries += 1
+            if self._fastest is None or answer.tok_per_s > self._fastest.tok_per_s:
+                self._fastest = answer
+            accepts = judge_acceptance(self._service, answer)
+            if not accepts.ok and answer.accept_length is not None:
+                # Some kinds of drafting (n-gram maps with long drafts) need more of the repetition before they begin.
+                accepts = judge_acceptance(self._service, self._generate(goldens.LONGER))
+        except GenerateError as error:
+            return Probe(False, f"request {error}", final=error.final)
         if not accepts.ok:
             return accepts
         speed = judge_speed(self._service, self._fastest, load_record(self._ctx.paths, self._service))
@@ -424,6 +425,9 @@ class Gate:
         if self._canary is not None:
             self._canary = replace(self._canary, repetitive=self._fastest)
         return Probe(speed.ok, speed.message, evidence, final=not speed.ok and self._floor_tries >= FLOOR_TRIES)
+
+    def _generate(self, ask: Ask) -> Answer:
+        return self._engine.generate(self._service, ask, max(0.5, self._left()))
 
     def _soak(self) -> None:
         """Repeat tiers 0 to 2 for `soak_s`; at least one health answer must fall into it."""

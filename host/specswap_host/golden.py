@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ SCHEMA = 1
 _LINE = "The red house stands on the hill near the old river.\n"
 # The repetitive one is continued, not asked: any model repeats it, so any kind of drafting finds tokens to accept.
 REPETITIVE = Ask("repetitive", _LINE * 4, 40, raw=True)
+LONGER = replace(REPETITIVE, id="longer", max_tokens=160)
 GREEDY = (
     Ask("river", "Write one sentence about a river.", 24),
     Ask("water", "What is water made of? Answer in one sentence.", 24),

@@ -68,6 +68,7 @@ class Behaviour:
     texts: dict[str, str] = field(default_factory=dict)
     refuses: GenerateError | None = None
     accept_length: float | None = None
+    late_accept_length: float | None = None
     tok_per_s: list[float] = field(default_factory=list)
 
 
@@ -312,7 +313,9 @@ class FakeEngine:
         speeds = behaviour.tok_per_s
         speed = (speeds.pop(0) if len(speeds) > 1 else speeds[0]) if speeds and ask.raw else 100.0
         text = behaviour.texts.get(ask.id, f"The answer to {ask.id} is a sentence of its own.")
-        return Answer(text, 20, "stop", 20 / speed, behaviour.accept_length)
+        late = ask.id == "longer" and behaviour.late_accept_length is not None
+        length = behaviour.late_accept_length if late else behaviour.accept_length
+        return Answer(text, 20, "stop", 20 / speed, length)
 
 
 def service_dict(root: Path, variant: str, salt: str = "", **changes: Any) -> dict[str, Any]:

@@ -129,6 +129,12 @@ def test_claimed_drafts_must_be_accepted(baseline: World, length: float | None, 
     assert words in result.cause and (not words or "tier 6 floor" in result.cause)
 
 
+def test_drafting_that_begins_late_gets_a_longer_repetition(baseline: World) -> None:
+    baseline.behaviours[B] = [Behaviour(accept_length=1.0, late_accept_length=1.4)]
+    assert swap(baseline, "b", **DRAFTS).outcome == "swapped"
+    assert evidence(baseline, 6)["accept_length"] == 1.4
+
+
 def test_speed_floor_from_the_own_record(baseline: World) -> None:
     assert evidence(baseline, 6, "before")["record"] == "absent"
     assert swap(baseline, "b", "to-b").outcome == "swapped"
