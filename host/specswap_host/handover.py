@@ -17,11 +17,15 @@ KILL_PATIENCE_S = 10.0
 
 @dataclass(frozen=True)
 class Stopped:
-    """How the stop went; `killed` are units that had to be killed, `stuck` those that still run."""
+    """How the stop went; `killed` are units that had to be killed, `stuck` those that still run.
+
+    `pids` are the processes that the units had before.
+    """
 
     seconds: float
     killed: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ def stop_units(ctx: Context, states: Sequence[UnitState], budget_s: float) -> St
     units = [state.unit for state in states]
     if not units:
         return Stopped(0.0)
+    pids = tuple(pid for state in states for pid in ctx.procfs.members(state.control_group))
     ctx.systemd.stop(units)
     killed: list[str] = []
     deadline = start + budget_s
@@ -51,10 +56,10 @@ def stop_units(ctx: Context, states: Sequence[UnitState], budget_s: float) -> St
         running = [state.unit for state in ctx.systemd.show(*units) if state.running]
         now = ctx.clock.mono()
         if not running:
-            return Stopped(round(now - start, 3), killed)
+            return Stopped(round(now - start, 3), killed, pids=pids)
         if now >= deadline:
             if killed:
-                return Stopped(round(now - start, 3), killed, running)
+                return Stopped(round(now - start, 3), killed, running, pids)
             killed = running
             for unit in running:
                 ctx.systemd.kill(unit)
@@ -62,11 +67,18 @@ def stop_units(ctx: Context, states: Sequence[UnitState], budget_s: float) -> St
         ctx.clock.sleep(POLL_S)
 
 
-def prove_handover(ctx: Context, states: Sequence[UnitState], slot: Slot, budget_s: float, user: str = "") -> Handover:
+def prove_handover(
+    ctx: Context,
+    states: Sequence[UnitState],
+    slot: Slot,
+    budget_s: float,
+    user: str = "",
+    old_pids: Sequence[int] = (),
+) -> Handover:
     """Wait up to `budget_s` until cgroups are empty, nobody listens on the port, and the slot's GPUs are at base.
 
-    `states` are from before the stop: a stopped unit no longer names its cgroup. Then what dead processes of `user`
-    left in shared memory is removed.
+    `states` and `old_pids` are from before the stop: a stopped unit no longer names its cgroup. Then what dead
+    processes of `user` left in shared memory is removed.
     """
     start = ctx.clock.mono()
     groups = [state.control_group for state in states if state.control_group]
@@ -82,7 +94,7 @@ def prove_handover(ctx: Context, states: Sequence[UnitState], slot: Slot, budget
         gpu = ""
         if not left:
             # Last, as it asks a program that takes its time.
-            left, gpu = _gpus(ctx, states, slot)
+            left, gpu = _gpus(ctx, slot, old_pids)
         seconds = round(ctx.clock.mono() - start, 3)
         if not left:
             return Handover(True, seconds, swept=ctx.sweep(user) if user else [], gpu=gpu)
@@ -91,9 +103,9 @@ def prove_handover(ctx: Context, states: Sequence[UnitState], slot: Slot, budget
         ctx.clock.sleep(POLL_S)
 
 
-def _gpus(ctx: Context, states: Sequence[UnitState], slot: Slot) -> tuple[list[str], str]:
+def _gpus(ctx: Context, slot: Slot, old_pids: Sequence[int]) -> tuple[list[str], str]:
     try:
-        report = ctx.gpus.report(slot.gpus, [state.main_pid for state in states])
+        report = ctx.gpus.report(slot.gpus, old_pids)
     except GpuError as error:
         return [f"the GPUs of the slot cannot be looked at: {error}"], ""
     return list(report.left), report.note or f"GPUs {', '.join(str(gpu) for gpu in slot.gpus)} at base"

@@ -277,7 +277,7 @@ class _Swap:
         # Some servers end by killing themselves: `failed` after a stop is no failure of the stopped unit.
         ctx.systemd.reset_failed(names)
         self._note("stopped", units=names, seconds=stopped.seconds, killed=stopped.killed)
-        handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s, wanted.user)
+        handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s, wanted.user, stopped.pids)
         if not handover.ok:
             message = f"the slot is not free after {handover.seconds:g} s: {'; '.join(handover.left)}"
             self._note("handover_failed", left=handover.left, seconds=handover.seconds, message=message)
@@ -393,7 +393,7 @@ class _Swap:
         ctx.systemd.reset_failed(units)
         if stopped.stuck:
             return Failure("failed", None, f"{', '.join(stopped.stuck)} cannot be stopped"), None
-        handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s, wanted.user)
+        handover = prove_handover(ctx, running, wanted.slot, wanted.budgets.handover_s, wanted.user, stopped.pids)
         if not handover.ok:
             message = f"the slot is not free: {'; '.join(handover.left)}"
             return Failure("failed", None, message, {"fix": "stop the named processes"}), None

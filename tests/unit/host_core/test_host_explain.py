@@ -190,3 +190,18 @@ def test_gpus_that_cannot_be_looked_at_fail_the_handover(world: World) -> None:
     assert run("smoke", "j1", ctx) != 0
     end = Journal(world.paths.journal("smoke")).read(job="j1")[-1]["detail"]
     assert "nvidia-smi: no answer" in end["cause"]
+
+
+def test_the_handover_waits_for_the_memory_of_the_old_server_s_processes(world: World) -> None:
+    slot = {"slot": {"name": "smoke", "port": 30001, "bind": "127.0.0.1", "gpus": [0]}}
+    ctx = world.context()
+    for variant, apps in (("a", ""), ("b", "GPU-a, 101, 5000\n")):
+        ctx.gpus = gpus(apps, "0, GPU-a, 5700\n" if apps else "0, GPU-a, 700\n")
+        if apps:
+            world.clock.after(1.0, lambda: setattr(ctx, "gpus", gpus("")))
+        submit(swap_plan(world, variant, variant, **slot).to_dict(), ctx)
+        assert run("smoke", variant, ctx) == 0
+    assert world.units["llamacpp-a-smoke.service"].pid == 101
+    events = Journal(world.paths.journal("smoke")).read(job="b")
+    proven = next(e["detail"] for e in events if e["event"] == "handover_proven")
+    assert 0.7 < proven["seconds"] < 1.2 and proven["gpu"] == "GPUs 0 at base"
