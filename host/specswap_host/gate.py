@@ -108,7 +108,10 @@ def check_listener(listeners: Sequence[Listener], control_group: str) -> tuple[b
 
 
 class Gate:
-    """One passage of one service. `invocation_before` is the unit's InvocationID before the start was asked for."""
+    """One passage of one service. `invocation_before` is the unit's InvocationID before the start was asked for.
+
+    Not `cancellable` is the way back to the committed service: it goes to its end, and its speed is only told.
+    """
 
     def __init__(
         self, ctx: Context, service: Service, note: Note, invocation_before: str = "", cancellable: bool = True
@@ -118,6 +121,7 @@ class Gate:
         self._note = note
         self._before = invocation_before
         self._cancellable = cancellable
+        self._way_back = not cancellable
         self._engine: Engine = ctx.engine(service.engine)
         self._start = ctx.clock.mono()
         self._tier_start = self._tier_end = self._start
@@ -424,7 +428,11 @@ class Gate:
         evidence = {**accepts.evidence, **speed.evidence, "tries": self._floor_tries}
         if self._canary is not None:
             self._canary = replace(self._canary, repetitive=self._fastest)
-        return Probe(speed.ok, speed.message, evidence, final=not speed.ok and self._floor_tries >= FLOOR_TRIES)
+        measured = speed.ok or self._floor_tries >= FLOOR_TRIES
+        if measured and not speed.ok and self._way_back:
+            # Nothing better is to be had: a slow machine must not turn a variant that serves into a failed way back.
+            return Probe(True, speed.message, {**evidence, "below_floor": True})
+        return Probe(speed.ok, speed.message, evidence, final=measured and not speed.ok)
 
     def _generate(self, ask: Ask) -> Answer:
         return self._engine.generate(self._service, ask, max(0.5, self._left()))

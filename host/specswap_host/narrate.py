@@ -75,7 +75,8 @@ def _floor(evidence: Detail) -> str:
     drafts = f"{accepted:.2f} tokens per step" if isinstance(accepted, (int, float)) else evidence["accept_length_why"]
     record = evidence["record"]
     usual = f"the record is {record:.1f}" if isinstance(record, (int, float)) else f"record {record}"
-    return f"{drafts}; {evidence['tok_per_s']:.1f} tok/s, {usual}"
+    slow = ", BELOW THE FLOOR" if evidence.get("below_floor") else ""
+    return f"{drafts}; {evidence['tok_per_s']:.1f} tok/s, {usual}{slow}"
 
 
 def _tier_passed(event: Mapping[str, Any], detail: Detail) -> str:

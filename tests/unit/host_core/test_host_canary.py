@@ -152,6 +152,14 @@ def test_speed_floor_from_the_own_record(baseline: World) -> None:
     assert sorted(len(plan["runs"]) for plan in record["plans"].values()) == [2, 3]
 
 
+def test_a_slow_machine_does_not_fail_the_way_back(baseline: World) -> None:
+    baseline.behaviours[A] = [Behaviour(tok_per_s=[20.0])]
+    baseline.behaviours[B] = [Behaviour(exit_s=0.4)]
+    assert swap(baseline, "b").outcome == "rolled_back"
+    found = evidence(baseline, 6)
+    assert found["below_floor"] and (found["tok_per_s"], found["record"]) == (20.0, 100.0)
+
+
 def test_switched_off_canary_is_skipped_and_says_so(world: World) -> None:
     assert swap(world, "a", gate={"canary": False}).outcome == "swapped"
     events = Journal(world.paths.journal("smoke")).read(job="job")
