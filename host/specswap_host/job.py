@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from .atomic import read_json, write_json
 from .context import Context
 from .journal import Event, Journal, JournalError
 from .loan import borrow, give_back
-from .lock import LockBusy, Owner, SlotLock, holder
-from .plan import Plan, PlanError
+from .lock import LockBusy, Owner, SlotLock, has_open, holder
+from .plan import Controller, Plan, PlanError
 from .swap import EXIT_CODES, SwapResult, restore_committed, run_swap
 from .systemd import SystemdError
 
@@ -114,7 +115,9 @@ def submit(data: Any, ctx: Context) -> Submitted:
     with lock:
         (state,) = ctx.systemd.show(unit)
         if state.running:
-            raise Busy(f"the slot is busy: {unit} is {state.active_state}", None)
+            # A job that has just been started, or is about to end, does not hold the lock: its record is the journal.
+            first = _accepted_last(journal)
+            raise Busy(f"the slot is busy: {first.describe() if first else f'{unit} is {state.active_state}'}", first)
         path = ctx.paths.plan(plan.slot, plan.job)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,17 +129,20 @@ def submit(data: Any, ctx: Context) -> Submitted:
             detail = _accepted_detail(plan)
             if lock.leftover is not None:
                 detail["leftover"] = lock.leftover.describe()
-            after = int(journal.append(plan.job, "job_accepted", **detail)["seq"]) - 1
-    package = Path(__file__).resolve().parent
-    argv = [sys.executable, "-m", package.name, "run", "--slot", plan.slot, "--job", plan.job]
-    # The job keeps the toolkit it was started with, even if `current` is switched meanwhile.
-    env = {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        ctx.systemd.run_transient(unit, argv, f"specswap job {plan.job} on slot {plan.slot}", env)
-    except SystemdError as error:
-        result = SwapResult("refused", 0.0, None, f"the job could not be started: {error}", "submit it again")
-        journal.append(plan.job, "job_finished", **result.to_detail())
-        raise
+            # From here on, so that a repair of the journal by this very event is told, too.
+            after = journal.last_seq()
+            journal.append(plan.job, "job_accepted", **detail)
+        package = Path(__file__).resolve().parent
+        argv = [sys.executable, "-m", package.name, "run", "--slot", plan.slot, "--job", plan.job]
+        # The job keeps the toolkit it was started with, even if `current` is switched meanwhile.
+        env = {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            # Still under the lock, which the job waits for: nobody else can come in between.
+            ctx.systemd.run_transient(unit, argv, f"specswap job {plan.job} on slot {plan.slot}", env)
+        except SystemdError as error:
+            result = SwapResult("refused", 0.0, None, f"the job could not be started: {error}", "submit it again")
+            journal.append(plan.job, "job_finished", **result.to_detail())
+            raise
     return Submitted(plan.job, plan.slot, after)
 
 
@@ -147,6 +153,46 @@ def alive(ctx: Context, slot: str, job: str) -> bool:
         return owner.job == job
     (state,) = ctx.systemd.show(job_unit(slot))
     return state.running
+
+
+def _accepted_last(journal: Journal) -> Owner | None:
+    """Who asked for the last accepted job that has no end yet."""
+    open_jobs: dict[str, Owner] = {}
+    for event in journal.read():
+        detail, job = event["detail"], event["job"]
+        if event["event"] == "job_accepted":
+            user, host, command = (str(detail.get(key, "")) for key in ("user", "host", "command"))
+            open_jobs[job] = Owner(0, job, user, host, command, float(event["t_wall"]))
+        elif event["event"] == "job_finished":
+            open_jobs.pop(job, None)
+    return list(open_jobs.values())[-1] if open_jobs else None
+
+
+def break_lock(ctx: Context, slot: str, job: str, by: Controller) -> None:
+    """End the job that holds the slot's lock by force, if it is the one called `job`; the next job settles it.
+
+    For an owner that lives and hangs: one that died holds nothing, and then nothing is done here. Who did it is in the
+    journal before anything is. Raises `Busy` when another job holds the lock or this one cannot be ended,
+    `JournalError` (nothing was done) and `SystemdError`.
+    """
+    path = ctx.paths.lock(slot)
+    owner = holder(path)
+    if owner is None:
+        return
+    if owner.job != job:
+        raise Busy(f"the lock was not broken: it is not held by job {job}, but by {owner.describe()}", owner)
+    who = f"{by.user or '?'}@{by.host or '?'} ({by.command or '?'})"
+    Journal(ctx.paths.journal(slot)).append(job, "lock_broken", by=who, owner=owner.describe())
+    ctx.systemd.kill(job_unit(slot))
+    # Normally that was all; a submit that hangs holds the lock outside of the job's unit.
+    if has_open(path, owner.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(owner.pid, signal.SIGKILL)
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while (left := holder(path)) is not None or ctx.systemd.show(job_unit(slot))[0].running:
+        if time.monotonic() >= deadline:
+            raise Busy(f"job {job} was killed and is still there after {LOCK_PATIENCE_S:g} s", left)
+        time.sleep(0.05)
 
 
 def _accepted_detail(plan: Plan) -> dict[str, Any]:

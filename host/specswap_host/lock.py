@@ -29,7 +29,8 @@ class Owner:
 
     def describe(self) -> str:
         who = f"{self.user or '?'}@{self.host or '?'}"
-        return f"job {self.job} of {who} ({self.command or '?'}), pid {self.pid}, for {self.age_s:.0f} s"
+        pid = f", pid {self.pid}" if self.pid else ""
+        return f"job {self.job} of {who} ({self.command or '?'}){pid}, for {self.age_s:.0f} s"
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "age_s": round(self.age_s, 1)}
@@ -40,7 +41,11 @@ class LockBusy(Exception):
 
     def __init__(self, path: Path, owner: Owner | None) -> None:
         self.owner = owner
-        super().__init__(f"the slot is busy: {owner.describe() if owner else f'{path} is locked'}")
+        who = f"{path} is locked"
+        if owner is not None:
+            force = f"if it hangs, end it by force: specswap-host swap VARIANT --break-lock {owner.job}"
+            who = f"{owner.describe()}; {force}"
+        super().__init__(f"the slot is busy: {who}")
 
 
 class SlotLock:
@@ -110,6 +115,15 @@ def holder(path: Path) -> Owner | None:
         return _read(fd) or Owner(0, "?")
     finally:
         os.close(fd)
+
+
+def has_open(path: Path, pid: int) -> bool:
+    """Whether process `pid` has the lock file open: a record alone may name a process that is another one by now."""
+    for entry in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            if entry.samefile(path):
+                return True
+    return False
 
 
 def _read(fd: int) -> Owner | None:

@@ -36,6 +36,7 @@ def preflight(ctx: Context, service: Service, own_units: Iterable[str]) -> list[
     findings = [*_release(service), *_programs(service), *_user(service)]
     for role, model in service.models.items():
         findings += _model(role, model)
+    findings += _masked(ctx, service)
     findings += _unit_text(ctx, service)
     findings += _port(ctx, service, set(own_units) | {service.unit})
     findings += _disk(ctx, service)
@@ -107,6 +108,15 @@ def _model(role: str, model: Model) -> list[Finding]:
         message = f"{what}: {folder} was verified as sha256 {stamp.get('sha256')}, the plan says {model.sha256}"
         return [Finding("model_other", message, PROVISION)]
     return []
+
+
+def _masked(ctx: Context, service: Service) -> list[Finding]:
+    """Masking is how an operator says that a unit must not run: it is not undone by the way."""
+    (state,) = ctx.systemd.show(service.unit)
+    if not state.unit_file_state.startswith("masked"):
+        return []
+    message = f"{service.unit} is masked: somebody decided that it must not start"
+    return [Finding("unit_masked", message, f"systemctl unmask {service.unit}, if it may")]
 
 
 def _unit_text(ctx: Context, service: Service) -> list[Finding]:

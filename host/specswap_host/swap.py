@@ -152,7 +152,7 @@ class _Swap:
             return self._swap(wanted)
         except _Refused as refused:
             return self._result(
-                "refused", cause=refused.cause, advice=refused.advice, active=self._committed(), report=refused.report
+                "refused", cause=refused.cause, advice=refused.advice, active=self._serving(), report=refused.report
             )
         except _Failed as failed:
             assert wanted is not None
@@ -174,7 +174,7 @@ class _Swap:
     def _broken_off(self, wanted: Service | None, failure: Failure, untouched: str) -> SwapResult:
         if wanted is None or not self._touched:
             return self._result(
-                untouched, cause=failure.message, advice=failure.advice, active=self._committed(), report=failure.report
+                untouched, cause=failure.message, advice=failure.advice, active=self._serving(), report=failure.report
             )
         return self._give_back(wanted, failure)
 
@@ -455,8 +455,13 @@ class _Swap:
         if self._ctx.cancel.is_set():
             raise Interrupted(where)
 
-    def _committed(self) -> str | None:
-        return self._state.active.service.variant if self._state.active else None
+    def _serving(self) -> str | None:
+        """The committed variant when it serves now, proven by tiers 0 to 3."""
+        active = self._state.active
+        with contextlib.suppress(SystemdError):
+            if active is not None and prove_now(self._ctx, active.service).ok:
+                return active.service.variant
+        return None
 
     def _downtime(self, result: GateResult | None) -> float | None:
         if self._served_until is None or result is None or result.completed_at is None:

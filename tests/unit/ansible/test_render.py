@@ -77,6 +77,9 @@ def test_unit_names_its_plan_and_its_rivals(service: dict[str, Any]) -> None:
     assert text.startswith(f"# specswap plan_hash={service['plan_hash']}\n")
     assert "Conflicts=llamacpp-baseline-smoke.service\n" in text
     assert re.search(r"^After=.*llamacpp-baseline-smoke\.service$", text, re.M)
+    # Ordered one way only: systemd refuses to stop two units that wait for each other.
+    rival = render.render({**service, "unit": "llamacpp-a.service", "rivals": [service["unit"]]})
+    assert f"Conflicts={service['unit']}\n" in rival and not re.search(r"^After=.*llamacpp", rival, re.M)
     command = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.M)
     assert command is not None
     assert read_back(command.group(1)) == service["argv"]
@@ -88,6 +91,8 @@ def test_two_variants_differ_in_data_only(tmp_path: Path) -> None:
     for one in services:
         other = "baseline" if one["variant"] == "ngram" else "ngram"
         text = render.render(one).replace(one["plan_hash"], "HASH")
+        # Rivals are ordered by name, one after the other.
+        text = re.sub(r"^After=.*\n", "", text, flags=re.M)
         texts.append(text.replace(one["variant"], "THIS").replace(other, "OTHER"))
     assert texts[0] == texts[1]
 
