@@ -154,7 +154,7 @@ def test_speed_floor_from_the_own_record(baseline: World) -> None:
 
 def test_a_slow_machine_does_not_fail_the_way_back(baseline: World) -> None:
     baseline.behaviours[A] = [Behaviour(tok_per_s=[20.0])]
-    baseline.behaviours[B] = [Behaviour(exit_s=0.4)]
+    baseline.behaviours[B] = [Behaviour(exit_s=0.15)]
     assert swap(baseline, "b").outcome == "rolled_back"
     found = evidence(baseline, 6)
     assert found["below_floor"] and (found["tok_per_s"], found["record"]) == (20.0, 100.0)
