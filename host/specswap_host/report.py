@@ -93,7 +93,9 @@ def slot_status(ctx: Context, slot: str) -> dict[str, Any]:
         status["previous"] = {"variant": state.previous.variant, "plan_hash": state.previous.plan_hash}
     owner = holder(ctx.paths.lock(slot))
     jobs = history(ctx.paths, slot)
-    status.update(live=live, busy=owner.to_dict() if owner else None, unfinished=None, last_job=jobs[-1] if jobs else None)
+    status.update(
+        live=live, busy=owner.to_dict() if owner else None, unfinished=None, last_job=jobs[-1] if jobs else None
+    )
     if owner is None:
         open_jobs = [job for job in jobs if job["outcome"] is None]
         if open_jobs and not _job_runs(ctx, slot):
