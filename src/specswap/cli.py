@@ -228,10 +228,13 @@ COMMANDS = (
         "lint, units, real hosts, testinfra",
         """\
         Runs every stage even when one fails, prints the slowest tests and one line per stage. Units run on every
-        Python of this machine that the project supports; integration and testinfra need root for sandbox hosts.""",
+        Python of this machine that the project supports; integration, faults and testinfra need root for sandbox hosts.
+        Without a part, and with -k, only some faults are injected; `test faults` injects all, writes
+        results/faults.json and makes docs/faults.md from it.""",
         """\
         ./specswap test
         ./specswap test unit -k journal --python 3.11
+        ./specswap test faults
         ./specswap test testinfra --hosts 'ansible://ct200?ansible_inventory=inventory'""",
         _test_arguments,
         test,

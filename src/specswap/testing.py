@@ -1,4 +1,4 @@
-"""What `./specswap test` runs: lint, units on every interpreter, real hosts, and the checks of a provisioned host.
+"""What `./specswap test` runs: lint, units on every interpreter, real hosts, faults, checks of a provisioned host.
 
 Every stage runs even when an earlier one failed; the exit code says whether all held. Nothing runs in parallel: the
 sandbox hosts share the machine with the tests.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specswap import checks
+from specswap import checks, faults
 from specswap.errors import ConsoleError
 from specswap.interpreters import (
     CONTROLLER_VERSIONS,
@@ -25,7 +25,7 @@ from specswap.progress import seconds
 from specswap.stages import Stage, StageResult, run_stage, slowest
 
 #: Parts of a test run, in the order in which `all` runs them.
-PARTS = ("lint", "unit", "integration", "testinfra")
+PARTS = ("lint", "unit", "integration", "faults", "testinfra")
 #: Seconds after which a single integration test is taken for hung.
 INTEGRATION_TIMEOUT_S = 600
 
@@ -76,10 +76,13 @@ def stage_makers(paths: Paths, request: Request, say: Callable[[str], None] = pr
             makers.append(lambda i=interpreter: checks.ansible_stages(paths, prefix_of(paths, i), i.version))  # type: ignore[misc]
     if "unit" in request.parts:
         makers.append(lambda: unit_stages(paths, interpreters, request.keyword))
-    if "integration" in request.parts or ("testinfra" in request.parts and not request.hosts):
-        makers.append(lambda: sandbox_stages(paths, say))
+    provisions = "integration" in request.parts or ("testinfra" in request.parts and not request.hosts)
+    if provisions or "faults" in request.parts:
+        makers.append(lambda: sandbox_stages(paths, say, supplied=provisions))
     if "integration" in request.parts:
         makers.append(lambda: integration_stages(paths, request.keyword))
+    if "faults" in request.parts:
+        makers.append(lambda: fault_stages(paths, tuple(request.parts) == ("faults",), request.keyword))
     if "testinfra" in request.parts:
         makers.append(lambda: testinfra_stages(paths, request.hosts, request.keyword))
     return makers
@@ -138,8 +141,8 @@ def unit_stages(paths: Paths, interpreters: Sequence[Interpreter], keyword: str)
     return stages
 
 
-def sandbox_stages(paths: Paths, say: Callable[[str], None]) -> list[Stage]:
-    """What tests on sandbox hosts need: system packages, and everything that the hosts cannot fetch themselves."""
+def sandbox_stages(paths: Paths, say: Callable[[str], None], supplied: bool) -> list[Stage]:
+    """What tests on sandbox hosts need: system packages and, with `supplied`, what hosts cannot fetch themselves."""
     from specswap_sandbox import install_requirements
 
     from specswap import supplies
@@ -155,13 +158,28 @@ def sandbox_stages(paths: Paths, say: Callable[[str], None]) -> list[Stage]:
         supplies.fetch_example(paths, indented)
         return True, ""
 
-    return [Stage("sandbox packages", work=packages), Stage("wheels and models", work=wheels)]
+    stages = [Stage("sandbox packages", work=packages)]
+    return [*stages, Stage("wheels and models", work=wheels)] if supplied else stages
 
 
 def integration_stages(paths: Paths, keyword: str) -> list[Stage]:
     """Plays against real sandbox hosts."""
     timeout = ["-o", f"timeout={INTEGRATION_TIMEOUT_S}"]
     return [_pytest(paths, "integration", Path(sys.prefix), ["tests/integration", *timeout], keyword)]
+
+
+def fault_stages(paths: Paths, whole: bool, keyword: str) -> list[Stage]:
+    """Faults on a real host: all of them with `whole`, else the fast ones; only a whole run makes the table anew."""
+    complete = whole and not keyword
+    rows = paths.results / "faults.json" if complete else paths.work / "reports" / "faults.json"
+    choice = [] if whole or keyword else ["-m", "fast"]
+    stage = _pytest(paths, "faults", Path(sys.prefix), ["tests/faults", *choice], keyword)
+    stage = replace(stage, env={**(stage.env or {}), faults.ROWS_VARIABLE: str(rows)})
+
+    def table() -> tuple[bool, str]:
+        return True, faults.publish(rows, paths.root / "docs" / "faults.md")
+
+    return [stage, Stage("table of faults", work=table)] if complete and not stage.skip else [stage]
 
 
 def testinfra_stages(paths: Paths, hosts: str, keyword: str) -> list[Stage]:
