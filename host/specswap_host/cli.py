@@ -102,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     breaker(sub)
     sub = command("compare", _compare, "compare two registered variants in alternating rounds")
     sub.add_argument("arms", nargs=2, metavar="ARM")
-    sub.add_argument("--pairs", type=int, default=None, metavar="N", help="pairs of rounds (default: as registered)")
+    text = "pairs of rounds (default: as registered)"
+    sub.add_argument("--pairs", type=_at_least_one, default=None, metavar="N", help=text)
     sub.add_argument("--quick", action="store_true", help="one pair, figures only, no verdict")
     sub.add_argument("--json", action="store_true", help="print events as JSON lines")
     breaker(sub)
@@ -130,6 +131,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("job", nargs="?", default=None, metavar="JOB", help="(default: the last one)")
     sub.add_argument("--json", action="store_true", help="for machines")
     return parser
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
 
 
 def _paths(args: argparse.Namespace) -> Paths:
@@ -226,7 +233,7 @@ def _slot_or_given(args: argparse.Namespace) -> str:
 
 
 def _follow(args: argparse.Namespace) -> int:
-    """Exit code 0; 6 when the job's process is gone and no end is recorded."""
+    """Exit code 0; 6 when the job's process is gone and no end is recorded, 2 when there never was such a job."""
     from .journal import Journal
 
     paths, slot = _paths(args), _slot_or_given(args)
@@ -240,6 +247,10 @@ def _follow(args: argparse.Namespace) -> int:
             if event["event"] == "job_finished":
                 return 0
         if not events and _is_gone(args, journal, slot):
+            if not journal.read(job=args.job) and not paths.plan(slot, args.job).exists():
+                known = f"specswap-host history --slot {slot} lists the known ones"
+                print(f"specswap-host: no job {args.job} was submitted for slot {slot}; {known}", file=sys.stderr)
+                return USAGE
             print(f"specswap-host: job {args.job} ended without a result; the next job settles it", file=sys.stderr)
             return INTERRUPTED
         if args.wait is not None:
@@ -299,7 +310,7 @@ def _compare(args: argparse.Namespace) -> int:
         "slot": slot,
         "arms": list(args.arms),
         "services": {arm: service.to_dict() for arm, service in services.items()},
-        "pairs": 1 if args.quick else (args.pairs or settings.get("pairs", 4)),
+        "pairs": 1 if args.quick else settings.get("pairs", 4) if args.pairs is None else args.pairs,
         "quick": args.quick,
         "suite": settings["suite"],
         "request": settings["request"],

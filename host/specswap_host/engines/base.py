@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -236,10 +237,35 @@ class OpenAiEngine:
         return request(service.slot.bind, service.slot.port, method, path, body, timeout_s)
 
 
-def flag_values(argv: tuple[str, ...], flag: str) -> list[str]:
-    """Values of a flag in both spellings, `--flag value` and `--flag=value`."""
-    values = [item.split("=", 1)[1] for item in argv if item.startswith(flag + "=")]
-    return values + [argv[i + 1] for i, item in enumerate(argv[:-1]) if item == flag]
+def flag_values(argv: Sequence[str], flag: str, abbreviated: bool = False) -> list[str]:
+    """Values of a flag, in order, as `--flag value` and `--flag=value`; an empty text where the value is missing.
+
+    With `abbreviated`, its shortened forms count too (`--por 1`): for servers that accept them.
+    """
+    values = []
+    for index, item in enumerate(argv):
+        name, equals, value = item.partition("=")
+        if name == flag or (abbreviated and len(name) > 2 and name.startswith("--") and flag.startswith(name)):
+            values.append(value if equals else "".join(argv[index + 1 : index + 2]))
+    return values
+
+
+def owned_flags(
+    service: Service, owned: Sequence[tuple[str, Sequence[str]]], abbreviated: bool = False
+) -> list[Finding]:
+    """Findings for flags that the variant must not set itself: `owned` is (flag, all the values that it shall have).
+
+    Every occurrence counts: of a repeated flag a server takes the last one, so that one more would move the slot.
+    """
+    findings = []
+    for flag, wanted in owned:
+        values = flag_values(service.argv, flag, abbreviated)
+        if sorted(values) != sorted(wanted):
+            shown, needs = ", ".join(values) or "nowhere", " and ".join(wanted) or "none of it"
+            message = f"argv has {flag} {shown}, the service needs exactly {needs}"
+            fix = f"remove {flag} from the variant's raw_args; it is set from slot, variant, models and budgets"
+            findings.append(Finding("argv_mismatch", message, fix))
+    return findings
 
 
 def stays_refused(status: int) -> bool:

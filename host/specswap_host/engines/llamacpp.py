@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from ..plan import Service
-from .base import Finding, OpenAiEngine, Probe, flag_values
+from .base import Finding, OpenAiEngine, Probe, flag_values, owned_flags
 from .http import HttpError
 
 
@@ -22,18 +22,17 @@ class LlamaCpp(OpenAiEngine):
     )
 
     def static_checks(self, service: Service) -> list[Finding]:
-        findings = []
-        wanted = (("--port", str(service.slot.port)), ("--host", service.slot.bind), ("--alias", service.identity))
-        for flag, value in wanted:
-            values = flag_values(service.argv, flag)
-            if value not in values:
-                findings.append(
-                    Finding(
-                        "argv_mismatch",
-                        f"argv has {flag} {values or 'nowhere'}, the slot needs {value}",
-                        f"remove {flag} from the variant's raw_args; it is set from the slot",
-                    )
-                )
+        target = service.models.get("target")
+        owned: list[tuple[str, list[str]]] = [
+            ("--port", [str(service.slot.port)]),
+            ("--host", [service.slot.bind]),
+            ("--alias", [service.served_model, service.identity]),
+            ("--model", [target.path] if target else []),
+        ]
+        # How long the server drains may follow the budget later; that it is said once must hold now.
+        drain = flag_values(service.argv, "--drain-s")
+        owned += [("--drain-s", drain[:1])]
+        findings = owned_flags(service, owned)
         if "target" not in service.models:
             findings.append(Finding("model_role", "no model with role target", "give the variant a model"))
         return findings

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from ..plan import Service
-from .base import Answer, Ask, Finding, GenerateError, OpenAiEngine, Probe, checked_answer, flag_values
+from .base import Answer, Ask, Finding, GenerateError, OpenAiEngine, Probe, checked_answer, owned_flags
 from .http import HttpError
 
 # Settings that the server resolves from others: what it shows may be a default where the plan says nothing.
@@ -37,24 +37,20 @@ class SgLang(OpenAiEngine):
     )
 
     def static_checks(self, service: Service) -> list[Finding]:
-        findings = []
-        wanted = [
-            ("--port", str(service.slot.port)),
-            ("--host", service.slot.bind),
-            ("--weight-version", service.identity),
-            ("--served-model-name", service.served_model),
+        owned: list[tuple[str, list[str]]] = [
+            ("--port", [str(service.slot.port)]),
+            ("--host", [service.slot.bind]),
+            ("--weight-version", [service.identity]),
+            ("--served-model-name", [service.served_model]),
+            # A file of further flags, which nothing here looks into.
+            ("--config", []),
         ]
-        wanted += [
-            (flag, service.models[role].path)
+        owned += [
+            (flag, [service.models[role].path] if role in service.models else [])
             for role, flag in (("target", "--model-path"), ("draft", "--speculative-draft-model-path"))
-            if role in service.models
         ]
-        for flag, value in wanted:
-            values = flag_values(service.argv, flag)
-            if values != [value]:
-                message = f"argv has {flag} {values or 'nowhere'}, the service needs exactly {value}"
-                fix = f"remove {flag} from the variant's raw_args; it is set from slot, variant and models"
-                findings.append(Finding("argv_mismatch", message, fix))
+        # Its parser takes shortened flags, and --model as another name of --model-path.
+        findings = owned_flags(service, owned, abbreviated=True)
         if "target" not in service.models:
             findings.append(Finding("model_role", "no model with role target", "give the variant a model"))
         if ":" in service.served_model:

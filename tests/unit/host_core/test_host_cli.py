@@ -208,6 +208,13 @@ def test_follow_a_dead_job_is_interrupted(world: World, capsys: pytest.CaptureFi
     assert code == 6 and "settles" in err
 
 
+def test_follow_a_job_that_never_was(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    register(world)
+    swap(world, "a", "j1")
+    code, _, err = do(capsys, "follow", "--job", "nope")
+    assert code == 2 and "no job nope was submitted" in err and "history" in err
+
+
 def test_swap_by_name_follows_and_exits_with_the_outcome(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +239,15 @@ def test_compare_needs_registered_settings(
     code, out, _ = do(capsys, "compare", "a", "b", "--json")
     assert code == 0 and json.loads(out.splitlines()[0])["detail"]["pairs"] == 6
     assert do(capsys, "compare", "a", "b", "--quick")[0] == 0
+
+
+@pytest.mark.parametrize("pairs", ["0", "-1", "x"])
+def test_compare_takes_at_least_one_pair(world: World, capsys: pytest.CaptureFixture[str], pairs: str) -> None:
+    register(world, benchmark={"suite": {"name": "s"}, "request": {}, "runner": ["/bin/true"], "pairs": 6})
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["compare", "a", "b", "--pairs", pairs])
+    assert caught.value.code == 2 and "whole number from 1 on" in capsys.readouterr().err
+    assert world.calls == []
 
 
 def test_registry_of_a_newer_version_is_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:

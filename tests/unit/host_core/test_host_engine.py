@@ -146,6 +146,29 @@ def test_static_checks_name_the_flag(tmp_path: Path) -> None:
     assert any("--port" in f.message for f in findings)
 
 
+@pytest.mark.parametrize(
+    ("more", "flag"),
+    [
+        (["--host", "0.0.0.0"], "--host"),
+        (["--host=0.0.0.0"], "--host"),
+        (["--port", "30002"], "--port"),
+        (["--port"], "--port"),
+        (["--alias", "another"], "--alias"),
+        (["--model", "/other.gguf"], "--model"),
+        (["--drain-s", "600"], "--drain-s"),
+    ],
+)
+def test_flags_that_the_slot_owns_stand_once(tmp_path: Path, more: list[str], flag: str) -> None:
+    """Of a repeated flag the server takes the last one: one more moves the service out of its slot."""
+    data = service_dict(tmp_path, "a")
+    good = ["--host", "127.0.0.1", "--port", "30001", "--model", data["models"]["target"]["path"], "--drain-s", "5"]
+    data["argv"] = ["/bin/sh", "serve", *good, "--alias", "m", "--alias", data["identity"]]
+    assert get_engine("llamacpp").static_checks(Service.from_dict(data)) == []
+    data["argv"] += more
+    (finding,) = get_engine("llamacpp").static_checks(Service.from_dict(data))
+    assert finding.id == "argv_mismatch" and flag in finding.message and flag in finding.fix
+
+
 def test_unknown_engine_lists_the_known() -> None:
     with pytest.raises(EngineError, match="llamacpp"):
         get_engine("nonesuch")

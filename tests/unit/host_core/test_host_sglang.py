@@ -224,3 +224,10 @@ def test_static_checks_name_flag_and_way_out(tmp_path: Path) -> None:
 )
 def test_same_setting(live: Any, planned: Any, same: bool) -> None:
     assert same_setting(live, planned) is same
+
+
+@pytest.mark.parametrize("more", [("--hos", "0.0.0.0"), ("--model=/other",), ("--config", "/etc/more.yaml")])
+def test_static_checks_see_shortened_flags_and_files_of_flags(tmp_path: Path, more: tuple[str, ...]) -> None:
+    assert ENGINE.static_checks(Service.from_dict(sglang_service(tmp_path))) == []
+    (finding,) = ENGINE.static_checks(Service.from_dict(sglang_service(tmp_path, *more)))
+    assert finding.id == "argv_mismatch" and more[0].split("=")[0] in finding.message
