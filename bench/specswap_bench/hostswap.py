@@ -34,13 +34,10 @@ class HostSwapper:
         return None if found is None else found.service.to_dict()
 
     def swap(self, service: Mapping[str, Any], fresh: bool) -> SwapOutcome:
-        """Swap to `service`; when it serves already and must be fresh, its unit is stopped first."""
+        """Swap to `service`; when it serves already and must be `fresh`, it is started anew."""
         from specswap_host.swap import run_swap
 
-        wanted = Service.from_dict(service)
-        if fresh:
-            self._stop(wanted)
-        result = run_swap(self.plan.swap_to(wanted), self.journal, self.context)
+        result = run_swap(self.plan.swap_to(Service.from_dict(service)), self.journal, self.context, fresh)
         return SwapOutcome(
             outcome=result.outcome,
             seconds=result.seconds,
@@ -60,21 +57,6 @@ class HostSwapper:
     def begin_restore(self) -> None:
         """Forget the request to end: a swap would obey it and leave the slot to an arm."""
         self.context.cancel.clear()
-
-    def _stop(self, wanted: Service) -> None:
-        """Stop the wanted unit when it runs: the swap then starts it anew through the gate."""
-        from specswap_host.handover import stop_units
-
-        running = [state for state in self.context.systemd.show(wanted.unit) if state.running]
-        if not running:
-            return
-        budget_s = wanted.budgets.drain_s + wanted.budgets.stop_s
-        # The same events as a swap's own stop: a job that dies here is settled like one that dies in a swap.
-        self.journal.append(self.plan.job, "stop_started", units=[wanted.unit], budget_s=budget_s)
-        stopped = stop_units(self.context, running, budget_s)
-        self.journal.append(
-            self.plan.job, "stopped", units=[wanted.unit], seconds=stopped.seconds, killed=stopped.killed
-        )
 
 
 def _text(value: object) -> str:

@@ -74,9 +74,12 @@ class SwapResult:
         }
 
 
-def run_swap(plan: Plan, journal: Journal, ctx: Context) -> SwapResult:
-    """Carry out a plan of kind `swap` or `rollback`; ends with a result, never with an exception of its own making."""
-    return _Swap(plan, journal, ctx).run()
+def run_swap(plan: Plan, journal: Journal, ctx: Context, fresh: bool = False) -> SwapResult:
+    """Carry out a plan of kind `swap` or `rollback`; ends with a result, never with an exception of its own making.
+
+    With `fresh` a wanted service that serves already is stopped and started anew, after its preflight.
+    """
+    return _Swap(plan, journal, ctx).run(fresh)
 
 
 def restore_committed(plan: Plan, journal: Journal, ctx: Context, also_stop: Sequence[str] = ()) -> tuple[bool, str]:
@@ -140,11 +143,13 @@ class _Swap:
 
     # --- the whole
 
-    def run(self) -> SwapResult:
+    def run(self, fresh: bool = False) -> SwapResult:
         wanted: Service | None = None
         try:
             self._state = states.load(self._ctx.paths.state(self._plan.slot), self._plan.slot)
             wanted = self._wanted()
+            if fresh:
+                return self._swap(wanted)
             if self._is_noop(wanted):
                 return self._result("noop", active=wanted.variant, downtime_s=0.0)
             if self._is_refresh(wanted):

@@ -46,7 +46,7 @@ def test_fresh_restarts_the_same_variant_and_otherwise_nothing_is_done(world: Wo
     assert subject.swap(service, fresh=True).outcome == "swapped"
     assert subject.incarnation(service) != first
     names = [event["event"] for event in Journal(world.paths.journal("smoke")).read()]
-    assert names.count("stop_started") == 3 and names[-1] == "committed"
+    assert names.count("stop_started") == 2 and names[-1] == "committed"
 
 
 def test_request_to_end_and_the_way_back(world: World) -> None:
@@ -62,3 +62,14 @@ def test_request_to_end_and_the_way_back(world: World) -> None:
     assert subject.swap(a, fresh=False).good
     active = subject.active()
     assert active is not None and Service.from_dict(active).variant == "a"
+
+
+def test_what_the_preflight_refuses_is_not_stopped_for_a_fresh_start(world: World) -> None:
+    subject = swapper(world)
+    service = service_dict(world.paths.root, "a")
+    subject.swap(service, fresh=True)
+    first = subject.incarnation(service)
+    (world.paths.root / "opt/models/m/specswap-model.json").unlink()
+    outcome = subject.swap(service, fresh=True)
+    assert outcome.outcome == "refused" and "never verified" in outcome.cause
+    assert subject.incarnation(service) == first and world.serving_units() == [service["unit"]]
