@@ -52,7 +52,7 @@ options:
   inventory:
     description:
       - The inventory data of this host, with the keys V(slots), V(environments), V(models), V(variants),
-        V(budgets), V(gate) and V(allow_remote_bind).
+        V(budgets), V(gate), V(allow_remote_bind) and V(serial).
     type: dict
     required: true
 """

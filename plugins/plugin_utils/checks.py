@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 NAME = re.compile(r"[a-z0-9_]+")
+# A unit's file name holds two of them, and a file name has at most 255 bytes.
+MAX_NAME = 64
 
 
 class InventoryError(ValueError):
@@ -68,7 +70,11 @@ class Checker:
         for name in mapping:
             if not NAME.fullmatch(name):
                 self.say(f"{path}.{name}", "names are made of a-z, 0-9 and _ only.")
-        return {name: item for name, item in mapping.items() if NAME.fullmatch(name)}
+            elif len(name) > MAX_NAME:
+                self.say(
+                    f"{path}.{name[:16]}...", f"names have at most {MAX_NAME} characters, this one has {len(name)}."
+                )
+        return {name: item for name, item in mapping.items() if NAME.fullmatch(name) and len(name) <= MAX_NAME}
 
     def keys(self, mapping: Mapping[str, Any], path: str, allowed: Iterable[str], required: Iterable[str] = ()) -> None:
         allowed = list(allowed)
@@ -97,6 +103,13 @@ class Checker:
             return default
         return value
 
+    def boolean(self, value: Any, path: str) -> bool:
+        """True or false, also as the text that `-e key=true` makes of it; nothing is false."""
+        word = "false" if value is None else str(value).lower()
+        if word not in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            self.say(path, f"must be true or false, not {value!r}.")
+        return word in ("true", "yes", "on", "1")
+
     def digest(self, mapping: Mapping[str, Any], key: str, path: str) -> str:
         value = self.text(mapping, key, path)
         if value and not re.fullmatch(r"[0-9a-f]{64}", value):
@@ -106,7 +119,9 @@ class Checker:
     def strings(self, value: Any, path: str) -> list[str]:
         if value is None:
             return []
-        if not isinstance(value, list) or not all(isinstance(item, (str, int, float)) for item in value):
+        if not isinstance(value, list) or not all(
+            isinstance(item, (str, int, float)) and not isinstance(item, bool) for item in value
+        ):
             self.say(path, "must be a list of strings.")
             return []
         return [str(item) for item in value]

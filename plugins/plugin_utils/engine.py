@@ -31,6 +31,8 @@ class Engine(Protocol):
     model_roles: tuple[str, ...]
     budgets: Mapping[str, float]
     gate: Mapping[str, Any]
+    # flag -> the inventory key that it is made from; such a flag may not come a second time out of `raw_args`
+    owned_flags: Mapping[str, str]
 
     def problems(self, args: Mapping[str, Any], path: str) -> list[str]:
         """What is wrong with a variant's `args`, each line starting with its key path below `path`."""

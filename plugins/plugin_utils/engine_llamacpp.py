@@ -25,6 +25,14 @@ class LlamaCpp:
     budgets: Mapping[str, float] = {"load_s": 120, "stall_s": 60}
     # A CPU is shared with whatever else runs on the machine: equal runs were seen to differ by a factor of three.
     gate: Mapping[str, Any] = {"tok_floor": 0.2}
+    owned_flags: Mapping[str, str] = {
+        "--model": "the variant's model",
+        "--alias": "the variant's served_model",
+        "--host": "the slot's bind",
+        "--port": "the slot's port",
+        "--drain-s": "budgets.drain_s",
+        **{"--" + key.replace("_", "-"): f"args.{key}" for key in _KEYS},
+    }
 
     def problems(self, args: Mapping[str, Any], path: str) -> list[str]:
         found = []

@@ -36,6 +36,7 @@ BUDGETS: dict[str, float] = {
     "gate_s": 60,
     "soak_s": 1.0,
 }
+MAX_SECONDS = 1e7
 # What tiers 5 and 6 of the gate ask for; overridden in the same order.
 GATE: dict[str, Any] = GateSettings().to_dict()
 # A slot's folder lies beside this one of the host's state.
@@ -43,7 +44,7 @@ RESERVED_SLOTS = ("goldens",)
 # Environments that the project itself needs; an inventory may name them but not change them.
 BUILT_IN_ENVIRONMENTS: dict[str, dict[str, Any]] = {"venv_bench": {"engine": "bench", "python": "3.11", "cuda": "none"}}
 
-_INVENTORY_KEYS = ("slots", "environments", "models", "variants", "budgets", "gate", "allow_remote_bind")
+_INVENTORY_KEYS = ("slots", "environments", "models", "variants", "budgets", "gate", "allow_remote_bind", "serial")
 _SLOT_KEYS = ("port", "bind", "gpus", "variant", "variants", "budgets", "gate")
 _ENVIRONMENT_KEYS = ("engine", "python", "cuda", "glibc", "requirements")
 _VARIANT_KEYS = (
@@ -68,8 +69,8 @@ _IN_PLACE_OF_IDENTITY = "{identity}"
 def services(data: Mapping[str, Any], root: Path = ROOT) -> list[dict[str, Any]]:
     """Every variant of every slot as a service (docs/architecture.md), without `unit_text`.
 
-    `data` has the keys slots, environments, models, variants, budgets, gate and allow_remote_bind, as the inventory
-    spells them below `specswap_`. Raises InventoryError with every problem found.
+    `data` has the keys slots, environments, models, variants, budgets, gate, allow_remote_bind and serial, as the
+    inventory spells them below `specswap_`. Raises InventoryError with every problem found.
     """
     return _Resolver(data, root).services()
 
@@ -179,9 +180,10 @@ class _Resolver:
         self.check = Checker()
         raw = plain(data)
         self.check.keys(raw, "inventory", _INVENTORY_KEYS)
-        self.allow_remote_bind = raw.get("allow_remote_bind") is True
+        self.allow_remote_bind = self.check.boolean(raw.get("allow_remote_bind"), "specswap_allow_remote_bind")
         self.budgets = self._budgets(raw.get("budgets"), "specswap_budgets")
         self.gate = self._gate(raw.get("gate"), "specswap_gate")
+        self._serial(raw.get("serial"))
         self.raw_environments = self.check.names(raw.get("environments"), "specswap_environments")
         self.raw_variants = self.check.names(raw.get("variants"), "specswap_variants")
         self.releases: dict[str, dict[str, str]] = {}
@@ -189,6 +191,7 @@ class _Resolver:
         self.variants: dict[str, dict[str, Any]] = {}
         self.slots: dict[str, dict[str, Any]] = {}
         self._launchers: dict[str, dict[str, str]] = {}
+        self._merged: dict[str, dict[str, Any] | None] = {}
         self._raw_models = self.check.names(raw.get("models"), "specswap_models")
         self._raw_slots = self.check.names(raw.get("slots"), "specswap_slots")
 
@@ -291,7 +294,7 @@ class _Resolver:
 
     def _read_variants(self) -> None:
         for name in self.raw_variants:
-            variant = self._extended(name, [])
+            variant = self._extended(name)
             if variant is None:
                 continue
             path = f"specswap_variants.{name}"
@@ -304,12 +307,16 @@ class _Resolver:
                 )
             engine = self._engine_of(environment)
             args = self.check.mapping(variant.get("args"), f"{path}.args")
+            raw_args = self.check.strings(variant.get("raw_args"), f"{path}.raw_args")
             if engine is not None:
                 self.check.problems += engine.problems(args, f"{path}.args")
+                self._owned_flags(raw_args, engine, f"{path}.raw_args")
             roles = {"target": "model", "draft": "draft"}
-            used = {role: self.check.text(variant, key, path) for role, key in roles.items() if variant.get(key)}
+            used = {
+                role: self.check.text(variant, key, path) for role, key in roles.items() if variant.get(key) is not None
+            }
             for role, model in used.items():
-                if model not in self._raw_models:
+                if model and model not in self._raw_models:
                     self.check.say(f"{path}.{roles[role]}", f"unknown model {model}.{known(model, self._raw_models)}")
                 if engine is not None and role not in engine.model_roles:
                     self.check.say(f"{path}.{roles[role]}", f"engine {engine.name} takes no {role} model.")
@@ -324,28 +331,47 @@ class _Resolver:
                 "environment": environment,
                 "models": used,
                 "args": args,
-                "raw_args": self.check.strings(variant.get("raw_args"), f"{path}.raw_args"),
+                "raw_args": raw_args,
                 "env": {key: str(value) for key, value in env.items()},
                 "served_model": self.check.text(variant, "served_model", path, used.get("target", "")),
                 "budgets": self._budgets(variant.get("budgets"), f"{path}.budgets"),
                 "gate": self._gate(variant.get("gate"), f"{path}.gate"),
             }
 
-    def _extended(self, name: str, seen: list[str]) -> dict[str, Any] | None:
-        path = f"specswap_variants.{name}"
-        if name in seen:
-            self.check.say(path, f"extends itself: {' -> '.join([*seen, name])}.")
-            return None
-        raw = self.check.mapping(self.raw_variants[name], path)
-        parent = raw.get("extends")
-        own = {key: value for key, value in raw.items() if key != "extends"}
-        if parent is None:
-            return own
-        if not isinstance(parent, str) or parent not in self.raw_variants:
-            self.check.say(f"{path}.extends", f"unknown variant {parent}.{known(str(parent), self.raw_variants)}")
-            return None
-        base = self._extended(parent, [*seen, name])
-        return None if base is None else merge(base, own)
+    def _owned_flags(self, words: list[str], engine: Engine, path: str) -> None:
+        """A repeated flag wins over the first one, so the command line would differ from what was checked."""
+        for position, word in enumerate(words):
+            source = engine.owned_flags.get(word.partition("=")[0])
+            if source is not None:
+                self.check.say(f"{path}[{position}]", f"{word} is made from {source}; change it there.")
+
+    def _extended(self, name: str) -> dict[str, Any] | None:
+        """The variant merged over all that it extends; None when that cannot be told. Each problem is told once."""
+        chain: list[tuple[str, dict[str, Any]]] = []
+        base: dict[str, Any] | None = None
+        current = name
+        while current not in self._merged:
+            path = f"specswap_variants.{current}"
+            names = [one for one, _ in chain]
+            if current in names:
+                self.check.say(path, f"extends itself: {' -> '.join([*names[names.index(current) :], current])}.")
+                break
+            raw = self.check.mapping(self.raw_variants[current], path)
+            chain.append((current, {key: value for key, value in raw.items() if key != "extends"}))
+            parent = raw.get("extends")
+            if parent is None:
+                base = {}
+                break
+            if not isinstance(parent, str) or parent not in self.raw_variants:
+                self.check.say(f"{path}.extends", f"unknown variant {parent}.{known(str(parent), self.raw_variants)}")
+                break
+            current = parent
+        else:
+            base = self._merged[current]
+        for one, own in reversed(chain):
+            base = None if base is None else merge(base, own)
+            self._merged[one] = base
+        return self._merged[name]
 
     def _read_slots(self) -> None:
         ports: dict[int, str] = {}
@@ -362,13 +388,17 @@ class _Resolver:
             bind = self.check.text(slot, "bind", path, "127.0.0.1")
             self._bind(bind, f"{path}.bind")
             gpus = slot.get("gpus") or []
-            if not isinstance(gpus, list) or not all(isinstance(gpu, int) and gpu >= 0 for gpu in gpus):
+            if not isinstance(gpus, list) or not all(type(gpu) is int and gpu >= 0 for gpu in gpus):
                 self.check.say(f"{path}.gpus", f"must be a list of GPU numbers, not {gpus!r}.")
+            elif len(set(gpus)) != len(gpus):
+                self.check.say(f"{path}.gpus", f"names a GPU twice: {gpus!r}.")
             listed = self.check.strings(slot.get("variants"), f"{path}.variants") or list(self.raw_variants)
             variant = self.check.text(slot, "variant", path)
             for position, one in enumerate(listed):
                 if one not in self.raw_variants:
                     self.check.say(f"{path}.variants[{position}]", f"unknown variant.{known(one, self.raw_variants)}")
+                if one in listed[:position]:
+                    self.check.say(f"{path}.variants[{position}]", f"{one} is listed twice.")
             if variant and variant not in listed:
                 self.check.say(f"{path}.variant", f"unknown variant {variant}.{known(variant, listed)}")
             self.slots[name] = {
@@ -395,12 +425,20 @@ class _Resolver:
                 "Use 127.0.0.1, or say specswap_allow_remote_bind: true if a firewall or proxy guards the port.",
             )
 
+    def _serial(self, raw: Any) -> None:
+        """Hosts per batch: Ansible itself meets a word that is none with "probably a bug"."""
+        for step in raw if isinstance(raw, list) else [] if raw is None else [raw]:
+            if isinstance(step, bool) or not re.fullmatch(r"[1-9][0-9]*|(100|[1-9][0-9]?)%", str(step)):
+                text = f'must be numbers of hosts or percentages such as [1, "25%", "100%"], not {step!r}.'
+                self.check.say("specswap_serial", text)
+
     def _budgets(self, raw: Any, path: str) -> dict[str, float]:
         budgets = self.check.mapping(raw, path)
         self.check.keys(budgets, path, BUDGETS)
         for key, value in budgets.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-                self.check.say(f"{path}.{key}", f"must be a number of seconds, not {value!r}.")
+            # The host reads no longer ones, and this way round infinity and nan are refused, too.
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MAX_SECONDS:
+                self.check.say(f"{path}.{key}", f"must be a number of seconds below {MAX_SECONDS:.0f}, not {value!r}.")
         return dict(budgets)
 
     def _gate(self, raw: Any, path: str) -> dict[str, Any]:

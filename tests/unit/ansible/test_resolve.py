@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,24 @@ def test_new_launcher_and_new_lock_change_the_plan(root: Path) -> None:
         ({"models__smollm2__sha256": "A" * 64}, "specswap_models.smollm2.sha256: must be a SHA-256"),
         ({"models__smollm2__member": None}, "specswap_models.smollm2.member: is required"),
         ({"modelz": {}}, "inventory.modelz: unknown key. Did you mean models?"),
+        ({"allow_remote_bind": "ja"}, "specswap_allow_remote_bind: must be true or false, not 'ja'"),
+        ({"serial": "abc"}, "specswap_serial: must be numbers of hosts or percentages"),
+        ({"serial": [1, "120%"]}, "specswap_serial: must be numbers of hosts or percentages"),
+        ({"budgets__load_s": 1e308}, "specswap_budgets.load_s: must be a number of seconds below"),
+        ({"budgets__load_s": float("inf")}, "specswap_budgets.load_s: must be a number of seconds below"),
+        ({"budgets__load_s": float("nan")}, "specswap_budgets.load_s: must be a number of seconds below"),
+        ({"slots__smoke__gpus": [True]}, "specswap_slots.smoke.gpus: must be a list of GPU numbers"),
+        ({"slots__smoke__gpus": [0, 0]}, "specswap_slots.smoke.gpus: names a GPU twice"),
+        ({"slots__smoke__variants": ["baseline", "baseline"]}, "smoke.variants[1]: baseline is listed twice"),
+        ({"slots__" + "s" * 230: {"port": 1, "variant": "x"}}, "names have at most 64 characters, this one has 230"),
+        ({"variants__baseline__model": ""}, "specswap_variants.baseline.model: must be a non-empty string"),
+        ({"variants__ngram__raw_args": ["--host", "0.0.0.0"]}, "raw_args[0]: --host is made from the slot's bind"),
+        ({"variants__ngram__raw_args": ["--x", "--port=1"]}, "raw_args[1]: --port=1 is made from the slot's port"),
+        ({"variants__ngram__raw_args": ["--alias", "x"]}, "raw_args[0]: --alias is made from the variant's served"),
+        ({"variants__ngram__raw_args": ["--model", "/x"]}, "raw_args[0]: --model is made from the variant's model"),
+        ({"variants__ngram__raw_args": ["--drain-s", "9"]}, "raw_args[0]: --drain-s is made from budgets.drain_s"),
+        ({"variants__ngram__raw_args": ["--spec-type", "none"]}, "raw_args[0]: --spec-type is made from args.spec_ty"),
+        ({"variants__ngram__raw_args": [True]}, "specswap_variants.ngram.raw_args: must be a list of strings"),
     ],
 )
 def test_every_mistake_is_named_with_its_path(root: Path, changes: dict[str, Any], expected: str) -> None:
@@ -153,8 +172,38 @@ def test_all_mistakes_are_told_at_once(root: Path) -> None:
     assert len(found) == 3
 
 
-def test_remote_bind_when_allowed(root: Path) -> None:
-    service = one(inventory(slots__smoke__bind="0.0.0.0", allow_remote_bind=True), root, "baseline")
+def test_an_unknown_ancestor_is_told_once_whatever_extends_it(root: Path) -> None:
+    data = inventory(variants__ngram__extends="nope", variants__third={"extends": "ngram"})
+    assert len(problems(data, root)) == 1
+
+
+def test_a_chain_of_thousands_of_variants_is_resolved(root: Path) -> None:
+    data = inventory()
+    names = ["ngram", *(f"v{number}" for number in range(3000))]
+    # The longest chain first: the reading must not depend on ancestors being read before.
+    data["variants"] = {
+        **{child: {"extends": parent} for parent, child in reversed(list(itertools.pairwise(names)))},
+        **data["variants"],
+    }
+    assert one(data, root, "v2999")["settings"] == {"speculative_type": "ngram-simple"}
+
+
+def test_every_flag_that_a_command_line_holds_is_owned(root: Path) -> None:
+    """A flag that comes twice wins over what was checked: none of those made here may be left out of the refusal."""
+    words = {word for word in one(inventory(), root, "ngram")["argv"] if word.startswith("--")}
+    for word in words:
+        found = problems(inventory(variants__ngram__raw_args=[word, "1"]), root)
+        assert any(f"raw_args[0]: {word} is made from" in line for line in found), (word, found)
+
+
+@pytest.mark.parametrize("serial", [1, "2", "50%", [1, "25%", "100%"], None])
+def test_batches_as_ansible_takes_them(root: Path, serial: Any) -> None:
+    assert resolve.services(inventory(serial=serial), root)
+
+
+@pytest.mark.parametrize("allowed", [True, "true", "True", "yes"])
+def test_remote_bind_when_allowed(root: Path, allowed: Any) -> None:
+    service = one(inventory(slots__smoke__bind="0.0.0.0", allow_remote_bind=allowed), root, "baseline")
     assert service["slot"]["bind"] == "0.0.0.0"
 
 
