@@ -381,6 +381,7 @@ def inventory_data(server: Sequence[str], server_a: Sequence[str], budgets: Mapp
         "slots": {SLOT: {"port": PORT, "bind": "127.0.0.1", "gpus": [], "variant": "a", "budgets": dict(BUDGETS)}},
         "environments": {"venv_llamacpp": {"engine": "llamacpp", "python": "3.11", "cuda": "none"}},
         "models": {"target": model},
+        "gate": {"canary_s": 4, "floor_s": 4},
         "variants": {
             "a": {**base, "raw_args": list(server_a)},
             "b": {**base, "raw_args": list(server), "budgets": dict(budgets)},
