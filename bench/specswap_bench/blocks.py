@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class Block:
             "client_cpu_s": round(self.client_cpu_s, 4),
             "client_cpu_share": round(self.client_cpu_share, 4),
             "client_bound": self.client_bound,
+            "client_uid": os.geteuid(),
             "load_average": self.load_average,
             "server_info": self.server_info,
             "gpus": self.gpus,
@@ -146,24 +147,78 @@ def gpus() -> list[dict[str, str]]:
 
 
 def detect_engine(client: ChatClient) -> tuple[str, dict[str, Any]]:
-    """(engine, its own account of itself). Engines: `llamacpp`, `sglang`, or `unknown`. Errors: ClientError."""
+    """(engine, what a result may tell of its account of itself). Engines: `llamacpp`, `sglang`, or `unknown`.
+
+    Errors: ClientError.
+    """
     info = client.get_json("/server_info")
     if isinstance(info, dict):
-        return "sglang", _trimmed(info)
+        return "sglang", _account(info, _SGLANG_KEYS)
     props = client.get_json("/props")
     if isinstance(props, dict):
-        return "llamacpp", _trimmed(props)
-    models = client.get_json("/v1/models")
-    return "unknown", {"models": models} if isinstance(models, dict) else {}
+        return "llamacpp", _account(props, _LLAMACPP_KEYS)
+    return "unknown", {}
 
 
-_RANDOM_KEYS = ("media_marker",)  # would mark equal servers as different in every fingerprint
+# What a server may say of itself in a result. A list of what is left out would not do: SGLang's /server_info holds
+# api_key and admin_api_key beside hundreds of settings, and the next release may add another secret.
+_SGLANG_KEYS = (
+    "attention_backend",
+    "chunked_prefill_size",
+    "context_length",
+    "cuda_graph_max_bs",
+    "disable_cuda_graph",
+    "disable_overlap_schedule",
+    "disable_radix_cache",
+    "dp_size",
+    "draft_attention_backend",
+    "dtype",
+    "enable_deterministic_inference",
+    "enable_torch_compile",
+    "grammar_backend",
+    "kv_cache_dtype",
+    "max_running_requests",
+    "max_total_num_tokens",
+    "max_total_tokens",
+    "mem_fraction_static",
+    "model_path",
+    "moe_runner_backend",
+    "page_size",
+    "pp_size",
+    "quantization",
+    "revision",
+    "sampling_backend",
+    "schedule_policy",
+    "served_model_name",
+    "stream_interval",
+    "tp_size",
+    "version",
+    "weight_version",
+)
+_LLAMACPP_KEYS = (
+    "bos_token",
+    "build_info",
+    "chat_template",
+    "default_generation_settings",
+    "eos_token",
+    "modalities",
+    "model_alias",
+    "model_ftype",
+    "model_path",
+    "total_slots",
+)
+
+
+def _account(info: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    # Builds with methods of their own have settings of their own: all that decides how drafts are made counts.
+    told = sorted(key for key in info if key in keys or key.startswith("speculative_"))
+    return {key: _trimmed(info[key]) for key in told}
 
 
 def _trimmed(value: Any, limit: int = 400) -> Any:
-    """The same JSON with long texts (chat templates) cut and without what is random in every process."""
+    """The same JSON with long texts (chat templates) cut."""
     if isinstance(value, dict):
-        return {str(key): _trimmed(item, limit) for key, item in value.items() if key not in _RANDOM_KEYS}
+        return {str(key): _trimmed(item, limit) for key, item in value.items()}
     if isinstance(value, list):
         return [_trimmed(item, limit) for item in value[:100]]
     if isinstance(value, str) and len(value) > limit:

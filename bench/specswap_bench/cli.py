@@ -13,8 +13,8 @@ from typing import Any
 from . import __version__
 
 _EPILOG = """\
-exit codes: 0 done (or compared), 1 the block could not be measured or had failed requests, 2 wrong usage or input,
-7 a comparison whose blocks failed
+exit codes: 0 done (or compared), 1 the block could not be measured, 2 wrong usage or input, 7 a comparison whose
+blocks failed. Failed requests are part of a block: it is printed and counts them.
 
 examples:
   python -m specswap_bench suites
@@ -45,13 +45,18 @@ def _parser() -> argparse.ArgumentParser:
         help="measure one running server once",
         description="Warm-up, flush of the prompt cache, all prompts of a suite once, one at a time.",
     )
-    block.add_argument("--url", required=True, help="base URL without a path, as http://127.0.0.1:30001")
-    block.add_argument("--model", required=True, help="model name for the requests")
+    block.add_argument("--url", help="base URL without a path, as http://127.0.0.1:30001")
+    block.add_argument("--model", help="model name for the requests")
     block.add_argument("--suite", default="story", help="a shipped suite or the path of a .jsonl file (default: story)")
     block.add_argument("--engine", choices=("llamacpp", "sglang"), help="default: ask the server")
     block.add_argument("--max-tokens", type=int, default=256, help="limit of each reply (default: 256)")
     block.add_argument("--warmup", type=int, default=6, help="most warm-up requests (default: 6)")
     block.add_argument("--json", action="store_true", help="print the whole block as JSON")
+    block.add_argument(
+        "--stdin",
+        action="store_true",
+        help="read url, model, suite, request, engine and warmup as one JSON object and print JSON",
+    )
 
     report = commands.add_parser(
         "report",
@@ -84,11 +89,28 @@ def _run_session(arguments: argparse.Namespace) -> int:
 def _block(arguments: argparse.Namespace) -> int:
     from .blocks import BlockError, run_block
     from .client import RequestSettings
-    from .suites import load_suite
+    from .suites import Suite, load_suite
 
     try:
-        suite = load_suite(arguments.suite)
-        settings = RequestSettings.from_dict({"max_tokens": arguments.max_tokens})
+        if arguments.stdin:
+            order = json.load(sys.stdin)
+            suite = Suite.from_dict(order["suite"])
+        else:
+            order = {
+                "url": arguments.url,
+                "model": arguments.model,
+                "request": {"max_tokens": arguments.max_tokens},
+                "engine": arguments.engine,
+                "warmup": arguments.warmup,
+            }
+            suite = load_suite(arguments.suite)
+        for key in ("url", "model"):
+            if not order.get(key):
+                raise ValueError(f"block: give --{key}")
+        settings = RequestSettings.from_dict(order["request"])
+    except KeyError as error:
+        print(f"specswap_bench: the order on standard input lacks {error}", file=sys.stderr)
+        return 2
     except ValueError as error:
         print(f"specswap_bench: {error}", file=sys.stderr)
         return 2
@@ -98,40 +120,32 @@ def _block(arguments: argparse.Namespace) -> int:
 
     try:
         block = run_block(
-            arguments.url,
-            arguments.model,
+            order["url"],
+            order["model"],
             suite,
             settings,
-            engine=arguments.engine,
-            warmup_cap=arguments.warmup,
+            engine=order.get("engine"),
+            warmup_cap=order.get("warmup", 6),
             progress=say,
         )
     except BlockError as error:
         print(f"specswap_bench: {error}", file=sys.stderr)
         return 1
     body = block.to_dict()
-    if arguments.json:
+    if arguments.json or arguments.stdin:
         json.dump(body, sys.stdout, indent=2, sort_keys=True)
         print()
     else:
         _print_block(body)
-    return 1 if body["summary"]["failed"] else 0
+    return 0
 
 
 def _print_block(body: dict[str, Any]) -> None:
+    from .figures import block_line
+
     summary = body["summary"]
-
-    def figure(key: str, digits: int, scale: float = 1.0) -> str:
-        value = summary[key]
-        return f"not measured ({summary[f'{key}_reason']})" if value is None else f"{value * scale:.{digits}f}"
-
     print(f"engine {body['engine']}, suite {body['suite']}, cache: {body['cache_protocol']}")
-    print(f"end to end  {figure('e2e_tok_per_s', 1)} tok/s (geometric mean of {summary['requests']} requests)")
-    print(f"decode      {figure('decode_tok_per_s', 1)} tok/s")
-    print(f"first token {figure('ttft_s', 1, 1000)} ms (median)")
-    print(f"failed      {summary['failed']} of {summary['requests']}")
-    if summary["draft_n"] is not None:
-        print(f"drafts      {summary['draft_n_accepted']} accepted of {summary['draft_n']}")
+    print(block_line(summary))
 
 
 def _report(arguments: argparse.Namespace) -> int:

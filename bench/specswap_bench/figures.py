@@ -37,6 +37,21 @@ def change(ratio: object) -> str:
     return f"{(ratio - 1.0) * 100.0:+.1f} %"
 
 
+def block_line(summary: Mapping[str, Any]) -> str:
+    """The figures of one block in one line; what was not measured says why."""
+
+    def figure(key: str, unit: str, scale: float = 1.0) -> str:
+        value = summary[key]
+        return f"not measured ({summary[f'{key}_reason']})" if value is None else f"{value * scale:.1f} {unit}"
+
+    drafts = "" if summary["draft_n"] is None else f"{summary['draft_n_accepted']} of {summary['draft_n']} drafts, "
+    return (
+        f"end to end {figure('e2e_tok_per_s', 'tok/s')}, decode {figure('decode_tok_per_s', 'tok/s')}, "
+        f"first token {figure('ttft_s', 'ms', 1000)}, {drafts}"
+        f"{summary['requests']} requests, {summary['failed']} failed"
+    )
+
+
 def moment(epoch_s: object) -> str:
     """UTC time of an epoch in seconds."""
     if not isinstance(epoch_s, (int, float)):

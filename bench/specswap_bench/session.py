@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 from specswap_host.atomic import read_json, write_json
 
-from .blocks import Block, BlockError, run_block
+from .address import service_url
+from .blocks import BlockError
+from .child import run_block_as
 from .client import RequestSettings
 from .comparison import build_comparison, pair_order
 from .suites import Suite
@@ -89,7 +91,8 @@ class _Interrupted(Exception):
     """The job was asked to end while a block was measured."""
 
 
-BlockRunner = Callable[..., Block]
+#: `run_block_as`, or what stands in its place in tests.
+BlockRunner = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -154,13 +157,6 @@ class SessionPlan:
         )
 
 
-def service_url(service: Mapping[str, Any]) -> str:
-    """Base URL of a service as a client on the host reaches it."""
-    bind = service["slot"]["bind"]
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
-    return f"http://{f'[{address}]' if ':' in address else address}:{service['slot']['port']}"
-
-
 def fingerprint(service: Mapping[str, Any], block: Mapping[str, Any] | None) -> dict[str, Any]:
     """All that decides a figure: the service's identity and settings, the server's own account, machine, client."""
     target = service.get("models", {}).get("target", {})
@@ -195,7 +191,7 @@ class Session:
         swapper: Swapper,
         journal: EventLog,
         directory: Path,
-        runner: BlockRunner = run_block,
+        runner: BlockRunner = run_block_as,
     ) -> None:
         self.plan = plan
         self.swapper = swapper
@@ -300,6 +296,7 @@ class Session:
         before = self.swapper.incarnation(service)
         try:
             block = self.runner(
+                service["user"],
                 service_url(service),
                 service["identity"],
                 self.plan.suite,
@@ -313,15 +310,20 @@ class Session:
             self._failed(head, self.abort, "run the comparison again: finished blocks are kept")
             return None
         except BlockError as error:
-            self._failed(head, str(error), "see the unit's log")
+            # A stop of the job reaches its client, too.
+            if self.swapper.cancelled():
+                self.abort = "the job was asked to end"
+                self._failed(head, self.abort, "run the comparison again: finished blocks are kept")
+            else:
+                self._failed(head, str(error), "see the unit's log")
             return None
-        body = {**head, **block.to_dict()}
+        body = {**head, **block}
         if self.swapper.incarnation(service) != before:
             self._failed(body, "the server was replaced during the block", "see the unit's log for the crash")
             return None
-        if block.requests and not any(record.ok for record in block.requests):
-            first = block.requests[0]
-            cause = f"every request failed; first: {first.error}: {first.error_detail}"
+        requests = block["requests"]
+        if requests and not any(record["ok"] for record in requests):
+            cause = f"every request failed; first: {requests[0]['error']}: {requests[0]['error_detail']}"
             self._failed(body, cause, "see the unit's log")
             return None
         path = self._save(body)

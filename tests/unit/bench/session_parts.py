@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specswap_bench.blocks import run_block
 from specswap_bench.session import SessionPlan, SwapOutcome
 
 from tests.doubles.sse_double import SseDouble
@@ -23,6 +24,7 @@ def service(variant: str, port: int, **more: Any) -> dict[str, Any]:
         "settings": {"speculative_type": variant},
         "env": {},
         "models": {"target": {"name": "tiny", "sha256": "0" * 64}},
+        "user": "specswap",
         **more,
     }
 
@@ -98,6 +100,12 @@ class JournalDouble:
 
     def names(self) -> list[str]:
         return [event for event, _ in self.events]
+
+
+def in_process(user: str, *args: Any, **options: Any) -> dict[str, Any]:
+    """The session's runner without a process of its own: fast enough for many blocks."""
+    assert user == "specswap"
+    return run_block(*args, **options).to_dict()
 
 
 def questions(server: SseDouble) -> list[tuple[str, str]]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pwd
+import time
+from typing import Any
 
 import pytest
-from specswap_bench.blocks import BlockError, run_block
+from specswap_bench.blocks import BlockError, detect_engine, run_block
+from specswap_bench.child import run_block_as
 from specswap_bench.client import RequestSettings
 from specswap_bench.suites import Prompt, Suite
 
@@ -86,3 +91,58 @@ def test_no_server() -> None:
         url = server.url
     with pytest.raises(BlockError, match="is the server up"):
         run_block(url, "m", SUITE, RequestSettings())
+
+
+class Pages:
+    """What `detect_engine` asks of a client."""
+
+    def __init__(self, pages: dict[str, Any]) -> None:
+        self.pages = pages
+
+    def get_json(self, path: str) -> Any:
+        return self.pages.get(path)
+
+
+def test_secrets_and_unknown_keys_of_a_server_stay_out_of_results() -> None:
+    told = {"version": "0.5.17", "speculative_algorithm": "DFLASH", "speculative_ddtree_budget": 64}
+    secret = {"api_key": "hush", "admin_api_key": "hush", "ssl_keyfile_password": "hush", "startup_time": 1.5}
+    assert detect_engine(Pages({"/server_info": {**told, **secret}})) == ("sglang", told)  # type: ignore[arg-type]
+    props = {"build_info": "b1", "total_slots": 1}
+    page = {**props, "api_key": "hush", "media_marker": "<random>"}
+    assert detect_engine(Pages({"/props": page})) == ("llamacpp", props)  # type: ignore[arg-type]
+    assert detect_engine(Pages({"/v1/models": {"data": [{"id": "m"}]}})) == ("unknown", {})  # type: ignore[arg-type]
+
+
+def test_a_block_in_a_process_of_its_own() -> None:
+    lines: list[str] = []
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    with SseDouble(SCRIPT) as server:
+        request = RequestSettings(max_tokens=16)
+        block = run_block_as(user, server.url, "m", SUITE, request, warmup_cap=1, progress=lines.append)
+        bodies = [truth.body for truth in server.truths]
+    assert [body["messages"][-1]["content"] for body in bodies] == ["warm", "one", "two", "three"]
+    assert block["summary"]["completion_tokens"] == 18 and block["suite_sha256"] == SUITE.sha256
+    assert block["client_uid"] == os.geteuid() and block["request"]["max_tokens"] == 16
+    assert len(lines) == 4
+    with pytest.raises(BlockError, match="is the server up"):
+        run_block_as(user, server.url, "m", SUITE, request)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses a user")
+def test_a_missing_user_is_named() -> None:
+    with pytest.raises(BlockError, match="no user nosuchuser"):
+        run_block_as("nosuchuser", "http://127.0.0.1:9", "m", SUITE, RequestSettings())
+
+
+def test_what_progress_raises_ends_the_client() -> None:
+    def stop(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    with SseDouble(SCRIPT) as server:
+        with pytest.raises(KeyboardInterrupt):
+            run_block_as(user, server.url, "m", SUITE, RequestSettings(), warmup_cap=1, progress=stop)
+        assert [truth.body["messages"][-1]["content"] for truth in server.truths][:1] == ["warm"]
+        seen = len(server.truths)
+        time.sleep(0.3)
+        assert len(server.truths) <= seen + 1, "the client went on"

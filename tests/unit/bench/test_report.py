@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import io
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from specswap_bench.cli import main
 from specswap_bench.report import render_html, render_markdown, render_table
+from specswap_bench.suites import Prompt, Suite
 from test_comparison import PRINTS, compare
 
 from tests.doubles.sse_double import Chunk, Script, SseDouble
@@ -115,7 +117,7 @@ def test_report_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["report", str(tmp_path / "nothing.json")]) == 2
 
 
-def test_block_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_block_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = tmp_path / "mine.jsonl"
     suite.write_text('{"id": "a", "turns": ["hello"]}\n')
     script = Script([Chunk(f"word{i} ", after_s=0.005) for i in range(6)])
@@ -127,10 +129,20 @@ def test_block_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         assert main(words) == 0
         assert "tok/s" in capsys.readouterr().out
         server.default = Script(script.chunks, status=500)
-        assert main(words) == 1
+        assert main(words) == 0
+        assert "1 requests, 1 failed" in capsys.readouterr().out, "a failed request is part of the block"
+        order = {"url": server.url, "model": "m", "suite": Suite("s", (Prompt("a", "", ("x",)),), ()).to_dict()}
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({**order, "request": {}})))
+        assert main(["block", "--stdin"]) == 0
+        assert json.loads(capsys.readouterr().out)["summary"]["failed"] == 1
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order)))
+        assert main(["block", "--stdin"]) == 2
+        assert "lacks 'request'" in capsys.readouterr().err
     assert main(words) == 1
     assert "is the server up" in capsys.readouterr().err
     assert main(["block", "--url", "x", "--model", "m", "--suite", "nosuch"]) == 2
+    assert main(["block", "--model", "m"]) == 2
+    assert "give --url" in capsys.readouterr().err
 
 
 def test_suites_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_parts import JournalDouble, SwapperDouble, plan, questions, service
+from session_parts import JournalDouble, SwapperDouble, in_process, plan, questions, service
+from specswap_bench.address import service_url
 from specswap_bench.comparison import pair_order
-from specswap_bench.session import Session, SessionError, SessionPlan, SwapOutcome, service_url
+from specswap_bench.session import Session, SessionError, SessionPlan, SwapOutcome
 
 from tests.doubles.sse_double import Chunk, Script, SseDouble
 
@@ -32,7 +33,7 @@ class Run:
         self.journal = JournalDouble()
 
     def go(self) -> int:
-        self.code = Session(self.plan, self.swapper, self.journal, self.path).run()
+        self.code = Session(self.plan, self.swapper, self.journal, self.path, runner=in_process).run()
         return self.code
 
     @property
