@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 USAGE = 2
 REFUSED = 5
 INTERRUPTED = 6
+COMPARE_FAILED = 7
 
 _EPILOG = """\
 exit codes: 0 swapped, nothing to do, or compared; 2 usage; 3 rolled back; 4 rollback failed; 5 refused, nothing was
-touched; 6 interrupted; 7 comparison failed
+touched; 6 interrupted; 7 comparison or block failed
 
 examples:
   specswap-host status
@@ -107,6 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--quick", action="store_true", help="one pair, figures only, no verdict")
     sub.add_argument("--json", action="store_true", help="print events as JSON lines")
     breaker(sub)
+    sub = command("block", _block, "measure what the slot serves, proven before and after, while nobody can swap")
+    sub.add_argument("--release", required=True, metavar="PATH", help="environment of the benchmark's client")
+    suites = sub.add_mutually_exclusive_group()
+    suites.add_argument("--suite", default="story", metavar="NAME", help="a shipped suite (default: story)")
+    suites.add_argument("--suite-stdin", action="store_true", help="read the suite on stdin: {name, prompts, warmup}")
+    sub.add_argument("--max-tokens", type=_at_least_one, default=256, metavar="N", help="of each reply (default: 256)")
     command("submit", _submit, "read a plan (JSON) on stdin and start its job; prints job, slot, after", slot=False)
     sub = command("follow", _follow, "print a job's events as JSON lines until it has finished")
     sub.add_argument("--job", required=True, metavar="J")
@@ -157,13 +164,13 @@ def _slot(args: argparse.Namespace) -> str:
     return pick_slot(_paths(args), args.slot)
 
 
-def _plan_from_stdin() -> Any:
+def _plan_from_stdin(what: str = "plan") -> Any:
     from .plan import PlanError
 
     try:
         return json.load(sys.stdin)
     except ValueError as error:
-        raise PlanError(f"the plan on stdin is not JSON: {error}") from error
+        raise PlanError(f"the {what} on stdin is not JSON: {error}") from error
 
 
 # --- commands
@@ -212,6 +219,25 @@ def _diff(args: argparse.Namespace) -> int:
     from .report import plan_diff
 
     print(json.dumps(plan_diff(_context(args), Plan.from_dict(_plan_from_stdin()))))
+    return 0
+
+
+def _block(args: argparse.Namespace) -> int:
+    """Exit code 0 with the block as JSON; 5 when nothing was measured, 7 when a block was lost."""
+    import signal
+
+    from .block import BlockError, measure_block
+
+    # As an exception, so that the client ends with this process and the slot is not held by one that measures on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    suite = _plan_from_stdin("suite") if args.suite_stdin else {"name": args.suite}
+    order = {"suite": suite, "request": {"max_tokens": args.max_tokens}}
+    try:
+        result = measure_block(_context(args), _slot(args), args.release, order, _controller())
+    except BlockError as error:
+        print(f"specswap-host: {'' if error.touched else 'refused: '}{error}", file=sys.stderr)
+        return COMPARE_FAILED if error.touched else REFUSED
+    print(json.dumps(result))
     return 0
 
 
