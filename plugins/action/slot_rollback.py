@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ansible_collections.specswap.core.plugins.plugin_utils import resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
-from ansible_collections.specswap.core.plugins.plugin_utils.job import GOOD, failure, rollback_plan
+from ansible_collections.specswap.core.plugins.plugin_utils.job import GOOD, UNTOUCHED, failure, rollback_plan
 
 from .slot_swap import told, would_do
 
@@ -28,6 +28,6 @@ class ActionModule(Action):
             return {"slot": slot, **found}
         result = job.run(plan)
         good = result["outcome"] in GOOD
-        result["changed"], result["failed"] = result["outcome"] != "noop", not good
+        result["changed"], result["failed"] = result["outcome"] not in UNTOUCHED, not good
         result["msg"] = told(result, "the previous variant") if good else failure(result)
         return self.brief(result)

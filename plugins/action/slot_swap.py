@@ -7,7 +7,13 @@ from typing import Any, ClassVar
 
 from ansible_collections.specswap.core.plugins.plugin_utils import resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec, as_diff
-from ansible_collections.specswap.core.plugins.plugin_utils.job import GOOD, ToolkitMissing, failure, swap_plan
+from ansible_collections.specswap.core.plugins.plugin_utils.job import (
+    GOOD,
+    UNTOUCHED,
+    ToolkitMissing,
+    failure,
+    swap_plan,
+)
 from ansible_collections.specswap.core.plugins.plugin_utils.render import with_unit_text
 
 
@@ -16,6 +22,7 @@ class ActionModule(Action):
         "services": {"type": "list", "elements": "dict", "required": True},
         "slot": {"type": "str"},
         "variant": {"type": "str", "required": True},
+        "after_toolkit": {"type": "bool", "default": False},
         "reconnect_s": {"type": "float", "default": 180.0},
     }
 
@@ -28,12 +35,14 @@ class ActionModule(Action):
             try:
                 base.update(would_do(job.diff(plan)))
             except ToolkitMissing:
+                if not args["after_toolkit"]:
+                    raise
                 base.update(would_install(service))
             self.say(base["msg"])
             return base
         result = job.run(plan)
         good = result["outcome"] in GOOD
-        base.update(result, changed=result["outcome"] != "noop", failed=not good)
+        base.update(result, changed=result["outcome"] not in UNTOUCHED, failed=not good)
         base["msg"] = told(result, service["variant"]) if good else failure(result)
         return self.brief(base)
 
@@ -67,11 +76,11 @@ def would_do(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def would_install(service: Mapping[str, Any]) -> dict[str, Any]:
-    """Check mode on a bare host: nothing runs there that could be stopped."""
+    """Check mode on a bare host, in a play that installs the toolkit first: nothing runs that could be stopped."""
     return {
         "changed": True,
         "diff": [as_diff("", service["unit_text"], f"/etc/systemd/system/{service['unit']}")],
-        "msg": f"The host has no toolkit yet; site.yml would install it and start {service['unit']}.",
+        "msg": f"The host has no toolkit yet; this play would install it and start {service['unit']}.",
     }
 
 

@@ -29,6 +29,11 @@ options:
   slot:
     description: The slot. May be left out when the host has only one.
     type: str
+  after_toolkit:
+    description:
+      - An earlier task of the play installs the toolkit, so that in check mode a host without it is no failure.
+    type: bool
+    default: false
 extends_documentation_fragment:
   - specswap.core.attributes
   - specswap.core.attributes.job

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ansible import context
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -19,6 +20,8 @@ from .render import RenderError
 Spec = Mapping[str, Mapping[str, Any]]
 # What these mean to a user is in their text; a traceback would only hide it.
 _OURS = (InventoryError, HostCommandError, RenderError)
+COMMAND_NOT_FOUND = 127
+_NO_ROOT = re.compile(r"(?:Missing|Incorrect) \w+ password|\b(?:sudo|su|doas): (?:command )?not found")
 
 
 class ModuleFailed(Exception):
@@ -46,6 +49,11 @@ class Action(ActionBase):  # type: ignore[misc]
             result.update(error.result)
         except _OURS as error:
             result.update(failed=True, msg=str(error))
+        except AnsibleError as error:
+            told = without_root(str(error))
+            if told is None:
+                raise
+            result.update(failed=True, msg=told)
         return result
 
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +74,9 @@ class Action(ActionBase):  # type: ignore[misc]
     def shell(self, command: str, data: bytes | None = None) -> tuple[int, str, str]:
         # Input, even if nobody reads it, keeps SSH from making a terminal, which would mix stderr into stdout.
         answer = self._low_level_execute_command(command, in_data=data or b"\n")
+        told = without_root(str(answer["stderr"])) if answer["rc"] == COMMAND_NOT_FOUND else None
+        if told is not None:
+            raise HostCommandError(told)
         return int(answer["rc"]), str(answer["stdout"]), str(answer["stderr"])
 
     def reset_connection(self) -> None:
@@ -94,9 +105,22 @@ class Action(ActionBase):  # type: ignore[misc]
             module_name=f"specswap.core.{name}", module_args=dict(args), task_vars=task_vars, **more
         )
         if result.get("failed"):
-            raise ModuleFailed(result)
+            told = without_root(str(result.get("module_stderr"))) if result.get("rc") == COMMAND_NOT_FOUND else None
+            raise ModuleFailed(result if told is None else {"failed": True, "msg": told})
         result.pop("invocation", None)
         return result
+
+
+def without_root(text: str) -> str | None:
+    """What to do when `text` says that the login user cannot become root; None when it says something else."""
+    found = _NO_ROOT.search(text)
+    if found is None:
+        return None
+    return (
+        f"The login user cannot become root on the host: {found.group()}. Give the password (-K on the command line, or "
+        "ansible_become_password in a vault), let the user run sudo without one, log in as root, or set "
+        "ansible_become_method to what the host has (docs/your-own-host.md)."
+    )
 
 
 def as_diff(before: Any, after: Any, header: str) -> dict[str, str]:

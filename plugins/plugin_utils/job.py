@@ -26,6 +26,7 @@ _TOOLKIT_MISSING = f"{DOOR} is not on the host. Provision it first: ansible-play
 REFUSED = 5
 INTERRUPTED = 6
 GOOD = ("swapped", "noop", "compared")
+UNTOUCHED = ("noop", "refused")
 _RESULT = ("outcome", "exit_code", "seconds", "downtime_s", "cause", "advice", "active", "report")
 
 
