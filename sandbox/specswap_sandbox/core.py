@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -27,10 +28,15 @@ from .state import HostRecord, State
 
 DEFAULT_STATE = Path("/run/specswap-sandbox")
 DEFAULT_TAG = "ssb"
-#: Where the hosts' files go when the state folder is in memory: models and environments are large.
-DISKS_ON_DISK = Path("/var/tmp/specswap-sandbox")
+#: Where the hosts' files go when the state folder is in memory: models and environments are large. Only root may make
+#: folders there: below a place that everybody can write to, another user could have laid a folder or a link in our way.
+DISKS_ON_DISK = Path("/var/lib/specswap-sandbox")
 #: Written into every folder that `down` may remove as a whole.
 MARKER = ".specswap-sandbox"
+
+
+def _only_sockets(folder: Path) -> bool:
+    return folder.is_dir() and not folder.is_symlink() and all(path.is_socket() for path in folder.iterdir())
 
 
 def _silent(_: str) -> None:
@@ -220,15 +226,30 @@ class Sandbox:
         found = state.load(self.state)
         if found is not None and found.tag != self.tag:
             self._load()
-        if self.state.exists() and found is None and any(self.state.iterdir()) and not (self.state / MARKER).exists():
+        if found is None and not self._may_be_removed():
             raise SandboxError(f"state folder {self.state}: holds other files; give a folder that is new or empty")
+
+    def _may_be_removed(self) -> bool:
+        """Whether the state folder is absent, made by a sandbox, or holds only what a play still running at `down` puts
+        there anew: ssh's folder for kept connections."""
+        if not self.state.exists() or (self.state / MARKER).exists():
+            return True
+        return all(path.name == "control" and _only_sockets(path) for path in self.state.iterdir())
 
     def _choose_disks(self) -> Path:
         kind = run(["stat", "--file-system", "--format=%T", str(self.state)]).stdout.strip()
         # An overlay cannot lie on an overlay, and memory is too small for models and environments.
         unsuitable = kind in ("tmpfs", "ramfs", "overlayfs")
-        disks = DISKS_ON_DISK / self.tag if unsuitable else self.state / "hosts"
-        disks.mkdir(parents=True, exist_ok=True)
+        if not unsuitable:
+            disks = self.state / "hosts"
+            disks.mkdir(exist_ok=True)
+            return disks
+        disks = DISKS_ON_DISK / self.tag
+        for folder in (DISKS_ON_DISK, disks):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                raise SandboxError(f"{folder}: is not a folder that belongs to root alone; look at it and remove it")
         return disks
 
     def _make_keys(self) -> None:
@@ -374,7 +395,7 @@ class Sandbox:
                 return
         if not self.state.exists() and not entry:
             return
-        if self.state.exists() and not entry and not (self.state / MARKER).exists():
+        if not entry and not self._may_be_removed():
             raise SandboxError(
                 f"state folder {self.state}: not made by a sandbox, so not removed; give the right --state"
             )

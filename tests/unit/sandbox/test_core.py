@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -84,6 +87,57 @@ def test_a_folder_that_is_not_ours_is_neither_used_nor_removed(tmp_path: Path) -
     assert content(folder) == ["thesis.txt"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="up and down need root")
+def test_what_a_play_left_behind_the_back_of_down_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A play that runs during `down` makes ssh's folder anew: neither `up` nor `down` may refuse it."""
+
+    def stop(_: str) -> str:
+        raise SandboxError("as far as the test goes")
+
+    monkeypatch.setattr(require, "choose_backend", stop)
+    box = Sandbox(state=Path(tempfile.mkdtemp(dir="/run")), tag="utest")  # a socket's path must be short
+    control = box.state / "control"
+    try:
+        control.mkdir()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(control / "0123abcd"))
+        with pytest.raises(SandboxError, match="as far as the test goes"):
+            box.up(["a"])
+        control.mkdir(parents=True)
+        (control / "thesis.txt").write_text("years of work")
+        for refused in (lambda: box.up(["a"]), box.down):
+            with pytest.raises(SandboxError, match=r"other files|not made by a sandbox"):
+                refused()
+        (control / "thesis.txt").unlink()
+        box.down()
+        assert not box.state.exists()
+    finally:
+        shutil.rmtree(box.state, ignore_errors=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("trap", ["other owner", "open to all", "link"])
+def test_disks_are_never_put_where_another_user_has_a_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str
+) -> None:
+    disks = tmp_path / "disks"
+    monkeypatch.setattr(core, "DISKS_ON_DISK", disks)
+    box = Sandbox(state=Path(tempfile.mkdtemp(dir="/dev/shm")), tag="utest")
+    try:
+        assert box._choose_disks() == disks / "utest"
+        if trap == "other owner":
+            os.chown(disks / "utest", 65534, 65534)
+        elif trap == "open to all":
+            disks.chmod(0o777)
+        else:
+            (disks / "utest").rmdir()
+            (disks / "utest").symlink_to(tmp_path)
+        with pytest.raises(SandboxError, match="belongs to root alone"):
+            box._choose_disks()
+    finally:
+        box.state.rmdir()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="up needs root")
 def test_a_tag_in_use_is_refused_with_the_owners_folder(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -134,12 +188,8 @@ def test_without_root_everything_goes_through_sudo_with_cache_and_package(
     # The first call asks whether sudo works without a password.
     assert words[:2] == ["-n", "true"]
     assert words[2:4] == ["-n", "env"] and "SPECSWAP_CACHE=/some/cache" in words
-    assert words[-8:] == ["--net", "10.203.9", "--backend", "auto", "up", "a", "b"][-8:] or words[-3:] == [
-        "up",
-        "a",
-        "b",
-    ]
-    assert words[words.index("--tag") + 1] == "utest"
+    options = ["--state", str(tmp_path / "s"), "--tag", "utest", "--net", "10.203.9", "--backend", "auto"]
+    assert words[-11:] == [*options, "up", "a", "b"]
 
 
 def test_sudo_that_wants_a_password_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
