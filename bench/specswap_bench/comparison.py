@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specswap_host.golden import first_divergence
+
 from . import __version__
 from .statistics import Evidence, decide, geometric_mean, pair_log_ratio
 from .summary import summarize
@@ -37,16 +39,6 @@ def _usable(record: Mapping[str, Any]) -> bool:
 
 def _speeds(block: Mapping[str, Any]) -> dict[str, float]:
     return {record["key"]: record["e2e_tok_per_s"] for record in block["requests"] if _usable(record)}
-
-
-def first_divergence(one: str, other: str) -> int | None:
-    """Index of the first differing character; None when the texts are equal."""
-    if one == other:
-        return None
-    for index, (a, b) in enumerate(zip(one, other)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
 
 
 def _output(record: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ since nothing else says how fast a plan should be here.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ def load_record(paths: Paths, service: Service) -> Record:
     try:
         runs = _plans(read_json(path)).get(service.plan_hash, {}).get("runs", [])
         figures = [float(run["tok_per_s"]) for run in runs]
+        if not all(math.isfinite(figure) for figure in figures):
+            raise ValueError("a speed that is no number")
     except FileNotFoundError:
         figures = []
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
@@ -53,8 +56,9 @@ def note_record(paths: Paths, service: Service, answer: Answer, job: str, now: f
         plans = _plans(read_json(path))
     except (AttributeError, KeyError, OSError, TypeError, ValueError):
         plans = {}
-    entry = plans.pop(service.plan_hash, {})
-    runs = entry.get("runs", []) if isinstance(entry, dict) else []
+    # What else stands there (an editor's slip, another program's file) is not carried on.
+    plans = {name: entry for name, entry in plans.items() if _is_entry(entry)}
+    runs = plans.pop(service.plan_hash, {}).get("runs", [])
     run = {
         "tok_per_s": round(answer.tok_per_s, 2),
         "accept_length": None if answer.accept_length is None else round(answer.accept_length, 3),
@@ -63,8 +67,12 @@ def note_record(paths: Paths, service: Service, answer: Answer, job: str, now: f
     }
     # The order is the age: the oldest plans come first and go first.
     plans[service.plan_hash] = {"variant": service.variant, "at": run["at"], "runs": [*runs, run][-KEPT_RUNS:]}
-    kept = sorted(plans.items(), key=lambda item: float(item[1].get("at", 0)))[-KEPT_PLANS:]
+    kept = sorted(plans.items(), key=lambda item: float(item[1]["at"]))[-KEPT_PLANS:]
     write_json(path, {"schema": SCHEMA, "slot": service.slot.name, "plans": dict(kept)})
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("runs"), list) and isinstance(entry.get("at"), (int, float))
 
 
 def _plans(data: Any) -> dict[str, Any]:

@@ -149,12 +149,19 @@ def record(paths: Paths, service: Service, canary: Canary, job: str, now: float)
     return golden.path
 
 
+def first_divergence(one: str, other: str) -> int | None:
+    """Index of the first differing character, None when equal; a text that only ends earlier differs at its end."""
+    if one == other:
+        return None
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
 def compare(golden: str, live: str) -> Match:
-    """Share of `golden` before the first difference; a reply that only goes on longer or ends earlier differs there."""
-    if golden == live:
+    """Share of `golden` before the first difference."""
+    at = first_divergence(golden, live)
+    if at is None:
         return Match(1.0, None)
-    common = next((i for i, (a, b) in enumerate(zip(golden, live)) if a != b), min(len(golden), len(live)))
-    return Match(common / len(golden) if golden else 0.0, common)
+    return Match(at / len(golden) if golden else 0.0, at)
 
 
 def run_canary(

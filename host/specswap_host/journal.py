@@ -1,10 +1,12 @@
-"""The journal of a slot: one JSON line per event, appended and fsynced, read while it is written."""
+"""The journal of a slot: one JSON line per event, appended and fsynced, read while it is written.
+
+Everybody may read it. Writers take turns through `journal.lock` beside it, which root alone may open.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import time
@@ -12,8 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .lock import flock_within, open_private
+
 SCHEMA = 1
 Event = dict[str, Any]
+# An append takes milliseconds: whoever holds the lock for longer is stuck on a dead disk.
+LOCK_PATIENCE_S = 10.0
 _TAIL = 1 << 16
 
 
@@ -29,7 +35,7 @@ def _boot_id() -> str:
 
 
 class Journal:
-    """Append-only events of one slot. Several processes may append: each append holds a lock on the file."""
+    """Append-only events of one slot. Several processes may append: each append holds the journal's lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,15 +45,17 @@ class Journal:
     def append(self, job: str, event: str, tier: int | None = None, **detail: Any) -> Event:
         """Write one event and return it once it is on disk. `detail` also gets `elapsed_s` since the job's first event.
 
-        Raises `JournalError` when the disk is full or the file cannot be written; no torn line is left behind.
+        Raises `JournalError` when the disk is full, the file cannot be written or another writer does not let go of it;
+        no torn line is left behind.
         """
+        lock_path, lock, fd = self.path.with_name("journal.lock"), -1, -1
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open_private(lock_path)
+            if not flock_within(lock, LOCK_PATIENCE_S, poll_s=0.005):
+                held = f"{lock_path}: held by another process for {LOCK_PATIENCE_S:g} s"
+                raise JournalError(f"{held}; find it (fuser -v {lock_path}) and run the job again")
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise self._error(error) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
             seq, cut = self._repair(fd)
             if cut:
                 seq += 1
@@ -58,7 +66,9 @@ class Journal:
         except OSError as error:
             raise self._error(error) from error
         finally:
-            os.close(fd)
+            for one in (fd, lock):
+                if one >= 0:
+                    os.close(one)
 
     def read(self, after_seq: int = 0, job: str | None = None) -> list[Event]:
         """Events with `seq` > `after_seq`, of one job or of all; a torn last line is left out."""

@@ -1,4 +1,8 @@
-"""One job per slot: flock on `<slot>/lock`, with a record of who holds it."""
+"""One job per slot: flock on `<slot>/lock`, with a record of who holds it.
+
+flock asks for no more than read access, so a lock file that everybody may open is one that everybody may hold for ever.
+All lock files are therefore the business of root alone (mode 0600).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,42 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
+import stat
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 
+def open_private(path: Path) -> int:
+    """A descriptor of the lock file `path`, made when missing, that its owner alone may open. Errors: OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077:
+            os.fchmod(fd, 0o600)  # made by an earlier version
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def flock_within(fd: int, seconds: float, poll_s: float = 0.05) -> bool:
+    """Take the lock of `fd` alone, trying for at most `seconds`; False when another process holds it all that time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(poll_s)
+
+
 @dataclass(frozen=True)
 class Owner:
-    """Who holds, or last held, the lock; `started` is Unix time."""
+    """Who holds, or last held, the lock; `started` is Unix time. `job` is empty for one that holds it in passing."""
 
     pid: int
     job: str
@@ -28,12 +59,19 @@ class Owner:
         return max(0.0, time.time() - self.started)
 
     def describe(self) -> str:
+        what = f"job {self.job}" if self.job else "a change"
         who = f"{self.user or '?'}@{self.host or '?'}"
         pid = f", pid {self.pid}" if self.pid else ""
-        return f"job {self.job} of {who} ({self.command or '?'}){pid}, for {self.age_s:.0f} s"
+        return f"{what} of {who} ({self.command or '?'}){pid}, for {self.age_s:.0f} s"
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "age_s": round(self.age_s, 1)}
+
+
+def in_passing(command: str) -> Owner:
+    """This process as an owner without a job: it changes what the slot's jobs read, and lets go."""
+    user = os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.getuid())
+    return Owner(os.getpid(), "", user, socket.gethostname(), command, time.time())
 
 
 class LockBusy(Exception):
@@ -43,8 +81,9 @@ class LockBusy(Exception):
         self.owner = owner
         who = f"{path} is locked"
         if owner is not None:
-            force = f"if it hangs, end it by force: specswap-host swap VARIANT --break-lock {owner.job}"
-            who = f"{owner.describe()}; {force}"
+            who = owner.describe()
+            if owner.job:
+                who += f"; if it hangs, end it by force: specswap-host swap VARIANT --break-lock {owner.job}"
         super().__init__(f"the slot is busy: {who}")
 
 
@@ -65,17 +104,11 @@ class SlotLock:
         The short patience is for `holder`, which itself holds a shared lock for an instant.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        for attempt in range(6):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if attempt == 5:
-                    record = _read(fd)
-                    os.close(fd)
-                    raise LockBusy(self.path, record) from error
-                time.sleep(0.05)
+        fd = open_private(self.path)
+        if not flock_within(fd, 0.25):
+            record = _read(fd)
+            os.close(fd)
+            raise LockBusy(self.path, record)
         self._fd = fd
         self.leftover = _read(fd)
         # The record is information only: a full disk must not keep anybody from the lock itself.
@@ -103,7 +136,7 @@ class SlotLock:
 
 
 def holder(path: Path) -> Owner | None:
-    """The live owner of the lock, or None when it is free; never waits."""
+    """The live owner of the lock, or None when it is free or the caller may not look (who is not root); never waits."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

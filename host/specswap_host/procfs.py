@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,26 @@ def in_cgroup(cgroup: str, control_group: str) -> bool:
 def unit_of(cgroup: str) -> str:
     """The service that a cgroup path belongs to, or an empty text."""
     return next((part for part in reversed(cgroup.split("/")) if part.endswith(".service")), "")
+
+
+def named_by_processes(paths: Iterable[Path], files: Iterable[str], proc: Path = Path("/proc")) -> set[Path]:
+    """Those of `paths` that a process names in one of its `files` (`cmdline`, `environ`, `maps`): they are in use.
+
+    A process that may not be looked into names nothing; root may look into all.
+    """
+    left = set(paths)
+    found: set[Path] = set()
+    for name in files:
+        for file in proc.glob(f"[0-9]*/{name}"):
+            if not left:
+                return found
+            try:
+                data = file.read_bytes()
+            except OSError:
+                continue  # it has just ended
+            named = {path for path in left if os.fsencode(path) in data}
+            found, left = found | named, left - named
+    return found
 
 
 class ProcFs:
@@ -90,9 +110,6 @@ class ProcFs:
 
     def describe(self, pid: int) -> str:
         return f"pid {pid} ({self.command(pid) or 'gone'})"
-
-    def boot_id(self) -> str:
-        return self._read("sys/kernel/random/boot_id").decode().strip()
 
     # /proc/PID/cgroup has one line per hierarchy; systemd's own is `name=systemd` on v1 and hybrid, `0::` on v2.
     def _raw_cgroup(self, pid: int) -> str:

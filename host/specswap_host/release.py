@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .atomic import fsync_directory, read_json, sha256_bytes, sha256_file, write_bytes, write_json, write_text
+from .lock import flock_within, open_private
+from .procfs import named_by_processes
 from .wheels import LockedPackage, adopt_files, fits_python, missing_files, package_of, parse_lock_text
 
 __all__ = ["ReleaseError", "adopt_files", "ensure_release", "missing_files", "prune_releases", "verify_release"]
@@ -24,10 +25,14 @@ __all__ = ["ReleaseError", "adopt_files", "ensure_release", "missing_files", "pr
 SCHEMA = 1
 STAMP = "specswap-release.json"
 MANIFEST = "specswap-files.txt"
+# Mode bits that let others than the owner change a file that the owner vouches for.
+WRITABLE = 0o022
 _PYTHON_DIRS = ("/usr/local/bin", "/usr/bin")
 # The service's user can enter neither, and both are hidden from the units.
 _PRIVATE_DIRS = ("/root/", "/home/")
 _NEWEST_MINOR = 19
+# The largest builds (CUDA wheels of some GB on a slow disk) take minutes.
+_BUILD_PATIENCE_S = 1800.0
 
 
 class ReleaseError(RuntimeError):
@@ -151,7 +156,7 @@ def ensure_release(spec: Mapping[str, Any], check: bool) -> dict[str, Any]:
 def verify_release(path: Path, full: bool = False) -> list[str]:
     """What is not as it was built: texts that each name one file; empty when all is well.
 
-    Quick: names, sizes and times of all files, and the content of those whose time changed. Full: all contents.
+    Quick: names, sizes, times and modes of all files, and the content of those whose time changed. Full: all contents.
     Errors: ReleaseError when the release has no readable manifest.
     """
     stamp = _stamp_of(path)
@@ -171,6 +176,8 @@ def verify_release(path: Path, full: bool = False) -> list[str]:
         elif _is_link(info):
             if _digest(path / name, info) != digest:
                 problems.append(f"{path / name} points elsewhere")
+        elif info.st_mode & WRITABLE:
+            problems.append(f"{path / name} may be written by others than its owner")
         elif info.st_size != int(size):
             problems.append(f"{path / name} has {info.st_size} bytes instead of {size}")
         elif (full or info.st_mtime_ns != int(mtime_ns)) and _digest(path / name, info) != digest:
@@ -214,9 +221,14 @@ def _stamp_of(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    with path.open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    fd = open_private(path)
+    try:
+        if not flock_within(fd, _BUILD_PATIENCE_S, poll_s=0.2):
+            held = f"{path}: another run has built releases for {_BUILD_PATIENCE_S:g} s"
+            raise ReleaseError(f"{held}; find it (fuser -v {path}) and run site.yml again")
         yield
+    finally:
+        os.close(fd)
 
 
 def _build(want: _Spec) -> str:
@@ -298,8 +310,9 @@ def _find_python(want: _Spec) -> tuple[str, str]:
     seen = []
     for minor in range(_NEWEST_MINOR, want.minor - 1, -1):
         lacking = _without_wheel(want, minor)
-        for directory in dict.fromkeys([*_PYTHON_DIRS, *os.environ.get("PATH", "").split(os.pathsep)]):
-            candidate = Path(directory or ".") / f"python3.{minor}"
+        # Never PATH: what root runs here must come from folders that root alone writes.
+        for directory in _PYTHON_DIRS:
+            candidate = Path(directory) / f"python3.{minor}"
             if not candidate.is_file():
                 continue
             real, version = _ask_python(candidate)
@@ -411,16 +424,16 @@ def _is_link(info: os.stat_result) -> bool:
     return stat.S_ISLNK(info.st_mode)
 
 
-def _walk(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(path: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """Relative name and lstat of every file and link below `path` but our own two, in sorted order."""
-    for folder, directories, files in os.walk(path):
-        directories.sort()
-        links = [name for name in directories if Path(folder, name).is_symlink()]
-        for name in sorted(files + links):
-            full = Path(folder, name)
-            relative = full.relative_to(path).as_posix()
-            if relative not in (STAMP, MANIFEST):
-                yield relative, full.lstat()
+    with os.scandir(path) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    folders = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
+    for entry in found:
+        if entry not in folders and prefix + entry.name not in (STAMP, MANIFEST):
+            yield prefix + entry.name, entry.stat(follow_symlinks=False)
+    for folder in folders:
+        yield from _walk(Path(folder.path), f"{prefix}{folder.name}/")
 
 
 def _digest(path: Path, info: os.stat_result) -> str:
@@ -468,11 +481,9 @@ def prune_releases(
     used = (
         _texts(units_dir.glob("*.service")) + _texts(slots_dir.glob("*.json")) + _texts(state_dir.glob("*/state.json"))
     )
-    used += _texts(path for path in Path("/proc").glob("[0-9]*/cmdline"))
     removable = [path for path in old if f"{path}/" not in used]
-    if removable:
-        mapped = _texts(path for path in Path("/proc").glob("[0-9]*/maps"))
-        removable = [path for path in removable if f"{path}/" not in mapped]
+    running = named_by_processes(removable, ("cmdline", "maps"))
+    removable = [path for path in removable if path not in running]
     for path in removable:
         if not check:
             grave = path.with_name(f".removing-{path.name}")
@@ -487,5 +498,5 @@ def _texts(paths: Any) -> str:
         try:
             parts.append(path.read_bytes().decode("utf-8", "replace"))
         except OSError:
-            continue  # the process or file went away while we looked
+            continue  # the file went away while we looked
     return "\n".join(parts)

@@ -140,10 +140,6 @@ class Systemd:
         if units:
             self._run("systemctl", "reset-failed", "--", *units, check=False)
 
-    def cat(self, unit: str) -> str:
-        """The unit's files as systemd reads them, drop-ins included; empty when there are none."""
-        return self._run("systemctl", "cat", "--", unit, check=False)
-
     def verify(self, path: Path) -> str:
         """Output of `systemd-analyze verify` on a unit file (its exit status says less than its lines)."""
         return self._run("systemd-analyze", "verify", "--man=no", str(path), check=False, errors=True)

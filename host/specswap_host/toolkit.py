@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .atomic import fsync_directory, write_text
+from .procfs import named_by_processes
 
 LIB_SOURCES = ("host/specswap_host", "bench/specswap_bench")
 _KEEP_LIBS = 3
@@ -181,10 +182,15 @@ def _open_for_reading(folder: Path) -> None:
 
 
 def _prune_libs(folder: Path, current: Path) -> list[str]:
-    """Remove all lib trees but the current and the newest two others: a running job may still use an older one."""
+    """Remove old lib trees: neither the current one, nor the newest two others, nor one that a process runs from.
+
+    A job keeps the tree it was started with: the door has it in its command line, a job's unit in PYTHONPATH.
+    """
     trees = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
     trees.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     old = [path for path in trees if path != current][_KEEP_LIBS - 1 :]
+    running = named_by_processes(old, ("cmdline", "environ"))
+    old = [path for path in old if path not in running]
     for path in old:
         shutil.rmtree(path)
     return sorted(path.name for path in old)

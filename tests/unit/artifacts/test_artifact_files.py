@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,22 @@ def test_a_payload_that_lies_about_its_content_is_refused(checkout, tmp_path):
     with pytest.raises(toolkit.ToolkitError, match="engines/llamacpp has the hash"):
         toolkit.install_trees(spec, False)
     assert not (tmp_path / "opt/engines" / ("llamacpp-" + "0" * 12)).exists()
+
+
+@pytest.mark.parametrize("way", ["command line", "environment"])
+def test_an_old_tree_that_a_process_runs_from_stays(checkout, tmp_path, way):
+    base = tmp_path / "opt"
+    first = install(checkout, base)["path"]
+    env = {**os.environ, "PYTHONPATH": first} if way == "environment" else None
+    argv = [sys.executable, "-c", "import time; time.sleep(60)", *([] if env else [first])]
+    job = subprocess.Popen(argv, env=env)
+    try:
+        for number in range(4):
+            (checkout / "host/specswap_host/extra.py").write_text(f"N = {number}\n")
+            install(checkout, base)
+        assert Path(first, "specswap_host/cli.py").is_file()
+    finally:
+        job.kill()
+        job.wait()
+    (checkout / "host/specswap_host/extra.py").write_text("N = 9\n")
+    assert Path(first).name in install(checkout, base)["removed"]

@@ -1,6 +1,7 @@
 """Releases, built by the real uv from small local wheelhouses."""
 
 import ast
+import fcntl
 import hashlib
 import json
 import os
@@ -205,6 +206,7 @@ def test_keeps_the_newest_and_whatever_is_used(house, make_wheel, tmp_path):
     for version in ("1.0", "2.0", "3.0", "4.0", "5.0"):
         spec = house.spec(make_wheel("alpha", version), keep=99)
         made.append(Path(ensure_release(spec, check=False)["path"]))
+    assert (house.root / "envs" / ".lock").stat().st_mode & 0o777 == 0o600
     other = ensure_release(house.spec(make_wheel("alpha"), environment="venv_test_more"), check=False)["path"]
     (house.root / "units" / "x.service").write_text(f"ExecStart={made[0]}/bin/python serve.py\n")
     (house.root / "state" / "smoke").mkdir()
@@ -234,6 +236,28 @@ def test_uv_comes_from_its_wheel_once(house, make_wheel):
     assert ensure_release(spec, check=False)["changed"]
     assert place.read_text() == script and os.access(place, os.X_OK)
     assert json.loads(place.with_name("uv.json").read_text()) == {"wheel": tool.name, "sha256": tool.sha256}
+
+
+def test_another_build_is_waited_for_but_not_for_ever(house, make_wheel, monkeypatch):
+    monkeypatch.setattr(release, "_BUILD_PATIENCE_S", 0.1)
+    envs = house.root / "envs"
+    envs.mkdir()
+    with (envs / ".lock").open("w") as stuck:
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        with pytest.raises(ReleaseError, match=r"\.lock: another run has built releases .*fuser -v"):
+            ensure_release(house.spec(make_wheel("alpha")), check=False)
+
+
+def test_root_runs_no_python_from_path_or_from_where_it_stands(house, make_wheel, tmp_path, monkeypatch):
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    for minor in range(9, 20):
+        (trap / f"python3.{minor}").write_text(f"#!/bin/sh\necho ran >> {tmp_path / 'ran'}\nexit 1\n")
+        (trap / f"python3.{minor}").chmod(0o755)
+    monkeypatch.chdir(trap)
+    monkeypatch.setenv("PATH", f"{trap}::{os.environ['PATH']}")
+    ensure_release(house.spec(make_wheel("alpha")), check=False)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["atomic", "release", "wheels", "models", "units", "toolkit", "facts"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from specswap_host import journal as journals
 from specswap_host.journal import Journal, JournalError
 
 
@@ -112,3 +114,14 @@ def test_elapsed_time_runs_across_writers(tmp_path: Path) -> None:
     Journal(path).append("one", "job_accepted")
     time.sleep(0.05)
     assert Journal(path).append("one", "lock_taken")["detail"]["elapsed_s"] >= 0.05
+
+
+def test_a_writer_that_never_lets_go_is_named_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "LOCK_PATIENCE_S", 0.1)
+    journal = Journal(tmp_path / "journal.jsonl")
+    with (tmp_path / "journal.lock").open("w") as stuck:
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        with pytest.raises(JournalError, match=r"journal\.lock: held by another process .*; find it \(fuser -v "):
+            journal.append("one", "job_accepted")
+    assert journal.append("one", "job_accepted")["seq"] == 1
+    assert (tmp_path / "journal.lock").stat().st_mode & 0o777 == 0o600

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from host_doubles import service_dict
 from specswap_host import state as states
-from specswap_host.lock import LockBusy, Owner, SlotLock, holder
+from specswap_host.journal import Journal
+from specswap_host.lock import LockBusy, Owner, SlotLock, holder, in_passing
 from specswap_host.plan import Service
 from specswap_host.state import Active, State, StateError
 
@@ -98,3 +99,48 @@ def test_a_child_that_inherits_the_lock_keeps_it(tmp_path: Path) -> None:
         child.kill()
         child.wait()
     SlotLock(path).acquire(Owner(1, "other")).release()
+
+
+def test_nobody_but_the_owner_may_open_a_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("")
+    path.chmod(0o644)
+    with SlotLock(path).acquire(Owner(1, "job")):
+        assert path.stat().st_mode & 0o777 == 0o600, "a lock of an earlier version keeps its mode"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_an_ordinary_user_cannot_block_the_slot(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append("job", "job_accepted")
+    with SlotLock(tmp_path / "lock").acquire(Owner(1, "job")):
+        pass
+    code = (
+        "import fcntl, os, sys\nos.chdir(sys.argv[1]); os.setgid(65534); os.setuid(65534)\n"
+        "for name in ('lock', 'journal.lock', 'journal.jsonl'):\n"
+        "    try: held = open(name); fcntl.flock(held, fcntl.LOCK_EX); globals()[name] = held; print('held', name)\n"
+        "    except PermissionError: pass\n"
+        "print('tried', flush=True); sys.stdin.read()"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)  # the test's own folders; those of a slot are open to all
+    tmp_path.chmod(0o755)
+    user = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert user.stdout is not None
+        said = list(iter(user.stdout.readline, "tried\n"))
+        assert said == ["held journal.jsonl\n"], "what everybody may read, everybody can lock"
+        began = time.monotonic()
+        SlotLock(tmp_path / "lock").acquire(Owner(1, "next")).release()
+        assert journal.append("job", "lock_taken")["seq"] == 2
+        assert time.monotonic() - began < 2
+    finally:
+        user.communicate("", timeout=10)
+
+
+def test_an_owner_without_a_job_is_told_and_not_offered_to_be_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with SlotLock(path).acquire(in_passing("site.yml: units")), pytest.raises(LockBusy) as caught:
+        SlotLock(path).acquire(Owner(1, "job-2"))
+    assert "site.yml: units" in str(caught.value) and "--break-lock" not in str(caught.value)
