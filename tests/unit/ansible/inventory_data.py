@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-LOCK = "xllamacpp==2026.10.11549 \\\n    --hash=sha256:00\n"
+LOCK = f"xllamacpp==2026.10.11549 \\\n    --hash=sha256:{'0' * 64}\n"
 
 INVENTORY: dict[str, Any] = {
     "slots": {"smoke": {"port": 30001, "variant": "baseline"}},

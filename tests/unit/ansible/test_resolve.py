@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.specswap.core.plugins.plugin_utils import resolve
-from ansible_collections.specswap.core.plugins.plugin_utils.checks import InventoryError
-from inventory_data import collection_root, inventory
+from ansible_collections.specswap.core.plugins.plugin_utils.checks import InventoryError, looks_secret
+from inventory_data import LOCK, collection_root, inventory
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_new_launcher_and_new_lock_change_the_plan(root: Path) -> None:
     (root / "engines/llamacpp/serve.py").write_text("print(1)\n")
     launcher = one(inventory(), root, "baseline")
     assert launcher["launcher"]["name"] != before["launcher"]["name"]
-    (root / "locks/venv_llamacpp/cpu-py311-glibc2.28.txt").write_text("xllamacpp==1\n")
+    (root / "locks/venv_llamacpp/cpu-py311-glibc2.28.txt").write_text(LOCK.replace("==2026", "==2027"))
     release = one(inventory(), root, "baseline")
     assert release["release"] != launcher["release"]
     assert len({before["plan_hash"], launcher["plan_hash"], release["plan_hash"]}) == 3
@@ -141,6 +141,10 @@ def test_new_launcher_and_new_lock_change_the_plan(root: Path) -> None:
         ({"models__smollm2__source": "hf"}, "specswap_models.smollm2.source: unknown source hf."),
         ({"models__smollm2__sha256": "A" * 64}, "specswap_models.smollm2.sha256: must be a SHA-256"),
         ({"models__smollm2__member": None}, "specswap_models.smollm2.member: is required"),
+        ({"variants__ngram__env": {"HF_TOKEN": "hush"}}, "specswap_variants.ngram.env.HF_TOKEN: carries a secret"),
+        ({"variants__ngram__env": {"OPENAI_API_KEY": "hush"}}, "OPENAI_API_KEY: carries a secret"),
+        ({"variants__ngram__raw_args": ["--api-key", "hush"]}, "raw_args[0]: --api-key carries a secret"),
+        ({"variants__ngram__raw_args": ["-v", "--admin-api-key=hush"]}, "raw_args[1]: --admin-api-key carries"),
         ({"modelz": {}}, "inventory.modelz: unknown key. Did you mean models?"),
         ({"allow_remote_bind": "ja"}, "specswap_allow_remote_bind: must be true or false, not 'ja'"),
         ({"serial": "abc"}, "specswap_serial: must be numbers of hosts or percentages"),
@@ -205,6 +209,24 @@ def test_batches_as_ansible_takes_them(root: Path, serial: Any) -> None:
 def test_remote_bind_when_allowed(root: Path, allowed: Any) -> None:
     service = one(inventory(slots__smoke__bind="0.0.0.0", allow_remote_bind=allowed), root, "baseline")
     assert service["slot"]["bind"] == "0.0.0.0"
+
+
+def test_secrets_are_never_repeated(root: Path) -> None:
+    data = inventory(variants__ngram__raw_args=["--api-key=hush"], variants__baseline__env={"API_KEY": "hush"})
+    found = problems(data, root)
+    assert len(found) == 3 and not any("hush" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "name", ["--max-total-tokens", "--tokenizer-path", "--speculative-token-map", "--stop-token-ids", "KEY", "MONKEY"]
+)
+def test_what_only_sounds_like_a_secret_passes(name: str) -> None:
+    assert not looks_secret(name)
+
+
+def test_a_lock_without_hashes_is_named(root: Path) -> None:
+    (root / "locks/venv_llamacpp/cpu-py311-glibc2.28.txt").write_text("xllamacpp==1\n")
+    assert any("cpu-py311-glibc2.28.txt: not an exact pin" in line for line in problems(inventory(), root))
 
 
 def test_slot_may_hold_some_variants_only(root: Path) -> None:
