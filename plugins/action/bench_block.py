@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,8 +9,6 @@ from typing import Any, ClassVar
 from ansible_collections.specswap.core.plugins.module_utils.specswap_host.atomic import write_json
 from ansible_collections.specswap.core.plugins.plugin_utils import bench, resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
-from ansible_collections.specswap.core.plugins.plugin_utils.job import HostCommandError
-from ansible_collections.specswap.core.plugins.plugin_utils.specswap_bench.address import service_url
 from ansible_collections.specswap.core.plugins.plugin_utils.specswap_bench.figures import block_line
 
 
@@ -28,46 +24,29 @@ class ActionModule(Action):
 
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         slot = resolve.pick_slot(args["services"], args["slot"])
+        suite = bench.suite(args["suite"])
+        results = bench.results_folder(args["results_dir"], make=not self.checking)
         if self.checking:
             self.say(f"would measure the active variant of slot {slot}; nothing is swapped")
             return {"changed": False}
-        suite = bench.suite(args["suite"])
-        service = self._active(slot)
-        words = ["runuser", "-u", service["user"], "--", "env", "PYTHONPATH=/opt/specswap/lib/current"]
-        words += [f"{args['release_path']}/bin/python", "-m", "specswap_bench", "block", "--stdin"]
-        order = {
-            "url": service_url(service),
-            "model": service["identity"],
-            "suite": suite,
-            "request": {"max_tokens": args["max_tokens"]},
-        }
-        rc, out, err = self.shell(" ".join(shlex.quote(word) for word in words), json.dumps(order).encode())
-        if rc != 0:
-            raise HostCommandError(f"The block on {service['unit']} failed with status {rc}:\n{err.strip()[-2000:]}")
-        block = json.loads(out)
+        # Sent again over a new connection, it would meet the lock of the block that still runs.
+        measured = self.host_job(reconnect_s=0.0).block(slot, args["release_path"], suite, args["max_tokens"])
+        block = measured["block"]
         summary = block["summary"]
-        self.say(f"{service['variant']}: {block_line(summary)}")
-        result = {"slot": slot, "variant": service["variant"], "plan_hash": service["plan_hash"], "block": block}
-        path = self._keep({"schema": 1, "host": self.host, **result}, args["results_dir"])
+        self.say(f"{measured['variant']}: {block_line(summary)}")
+        result = {"slot": slot, "variant": measured["variant"], "plan_hash": measured["plan_hash"], "block": block}
+        path = self._keep({**measured, "schema": 1, "host": self.host}, results)
         result.update(changed=False, results=str(path))
         if summary["failed"] == summary["requests"]:
             first = block["requests"][0]
             result.update(failed=True, msg=f"Every request failed, the first by {first['error']}: {path}")
         return result
 
-    def _keep(self, result: dict[str, Any], results_dir: str) -> Path:
+    def _keep(self, result: dict[str, Any], results: Path) -> Path:
         """A file of its own below `blocks/` of the results; an older one is never overwritten."""
-        folder = (Path(results_dir) if results_dir else resolve.home() / "results") / "blocks"
+        folder = results / "blocks"
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         path = folder / f"{stamp}-{self.host}-{result['slot']}-{result['variant']}.json"
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, result)
         return path
-
-    def _active(self, slot: str) -> dict[str, Any]:
-        rc, out, _ = self.shell(f"cat {shlex.quote(f'/var/lib/specswap/{slot}/state.json')}")
-        active = json.loads(out).get("active") if rc == 0 else None
-        if not active:
-            raise HostCommandError(f"Slot {slot} serves nothing. Run site.yml or swap.yml first.")
-        service: dict[str, Any] = active["service"]
-        return service

@@ -21,5 +21,5 @@ class ActionModule(Action):
 
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         slot = resolve.pick_slot(args["services"], args["slot"])
-        settings = {"pairs": args["pairs"], **bench.settings(args)}
+        settings = {"pairs": bench.pairs(args["pairs"]), **bench.settings(args)}
         return self.module("bench_settings", {"slot": slot, "settings": settings}, task_vars)

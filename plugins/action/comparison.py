@@ -10,10 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.specswap.core.plugins.plugin_utils import bench, resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
 from ansible_collections.specswap.core.plugins.plugin_utils.job import (
     GOOD,
+    UNTOUCHED,
     HostCommandError,
     compare_plan,
     failure,
@@ -44,41 +46,62 @@ class ActionModule(Action):
         plan = compare_plan(
             {arm: with_unit_text(resolve.pick(args["services"], arm, slot)) for arm in arms},
             self.controller(),
-            pairs=args["pairs"],
+            pairs=bench.pairs(args["pairs"]),
             quick=args["quick"],
             **settings,
         )
+        results = bench.results_folder(args["results_dir"], make=not self.checking)
         if self.checking:
             prompts = len(settings["suite"]["prompts"])
             self.say(
-                f"would swap slot {slot} {2 * args['pairs']} times between {arms[0]} and {arms[1]}, measure "
+                f"would swap slot {slot} {2 * plan['pairs']} times between {arms[0]} and {arms[1]}, measure "
                 f"{prompts} prompts of suite {args['suite']} each time, and swap back"
             )
             return {"changed": True}
         result = self.host_job(args["reconnect_s"]).run(plan)
         result.pop("events")
-        result.update(changed=True, failed=result["outcome"] not in GOOD)
-        comparison = self._fetch(slot, plan["job"])
-        if comparison is not None:
-            directory = write_results(comparison, args["results_dir"])
-            result.update(results=str(directory), verdict=comparison["verdict"])
-            self.say(f"\n{report.render_table(comparison)}\nReport: {directory / 'report.html'}")
-        result["msg"] = failure(result) if result["failed"] else comparison and comparison["verdict"]["text"]
+        result.update(changed=result["outcome"] not in UNTOUCHED, failed=result["outcome"] not in GOOD)
+        if result["outcome"] in UNTOUCHED:
+            result["msg"] = failure(result)
+            return self.brief(result)
+        session = f"/var/lib/specswap/{slot}/sessions/{plan['job']}"
+        try:
+            comparison = self._fetch(f"{session}/comparison.json")
+            directory = write_results(comparison, results)
+        except (OSError, ValueError, HostCommandError, AnsibleConnectionFailure) as error:
+            text = lost(str(error), self.host, session, results)
+            result.update(failed=True, msg=text if result["outcome"] in GOOD else f"{failure(result)}\n{text}")
+            return self.brief(result)
+        result.update(results=str(directory), verdict=comparison["verdict"])
+        self.say(f"\n{report.render_table(comparison)}\nReport: {directory / 'report.html'}")
+        result["msg"] = failure(result) if result["failed"] else comparison["verdict"]["text"]
         return self.brief(result)
 
-    def _fetch(self, slot: str, session: str) -> dict[str, Any] | None:
-        path = f"/var/lib/specswap/{slot}/sessions/{session}/comparison.json"
-        rc, out, _ = self.shell(f"cat {shlex.quote(path)}")
-        return json.loads(out) if rc == 0 else None
+    def _fetch(self, path: str) -> dict[str, Any]:
+        rc, out, err = self.shell(f"cat {shlex.quote(path)}")
+        if rc != 0:
+            raise HostCommandError(err.strip() or f"{path} cannot be read")
+        comparison: dict[str, Any] = json.loads(out)
+        return comparison
 
 
-def write_results(comparison: dict[str, Any], results_dir: str) -> Path:
+def lost(why: str, host: str, session: str, results: Path) -> str:
+    """What to do when the host has a session's result and the controller could not keep it."""
+    name = session.rpartition("/")[2]
+    target = shlex.quote(str(results / name / "comparison.json"))
+    return (
+        f"The result did not come home: {why}\n"
+        f"What was measured is on {host} in {session}. Fetch it, then make its report:\n"
+        f"  ansible {host} -b -m ansible.builtin.fetch -a 'src={session}/comparison.json dest={target} flat=true'\n"
+        f"  python -m specswap_bench report {target} --out {shlex.quote(str(results / name))}"
+    )
+
+
+def write_results(comparison: dict[str, Any], results: Path) -> Path:
     """`<results>/<session>/` with JSON and reports, written at once by rename; `latest` points to it.
 
     An existing session is never overwritten: the same session again gets a number behind its name.
     """
-    results = Path(results_dir) if results_dir else resolve.home() / "results"
-    results.mkdir(parents=True, exist_ok=True)
     half = Path(tempfile.mkdtemp(prefix=".writing-", dir=results))
     try:
         (half / "comparison.json").write_text(json.dumps(comparison, indent=1, sort_keys=True) + "\n", "utf-8")

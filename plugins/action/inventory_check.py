@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ansible_collections.specswap.core.plugins.module_utils.specswap_host.plan import PlanError, Service
 from ansible_collections.specswap.core.plugins.plugin_utils import bench, resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
+from ansible_collections.specswap.core.plugins.plugin_utils.checks import InventoryError
+from ansible_collections.specswap.core.plugins.plugin_utils.render import RenderError, with_unit_text
 
 
 class ActionModule(Action):
@@ -15,7 +18,9 @@ class ActionModule(Action):
         "variant": {"type": "str"},
         "arms": {"type": "raw"},
         "suite": {"type": "str"},
-        "require": {"type": "str", "choices": ["variant", "arms"]},
+        "pairs": {"type": "raw"},
+        "results_dir": {"type": "str"},
+        "require": {"type": "str", "choices": ["slot", "variant", "arms"]},
     }
     _requires_connection = False
 
@@ -28,6 +33,11 @@ class ActionModule(Action):
         names = resolve.arms(services, args["arms"], slot) if args["arms"] or args["require"] == "arms" else []
         if args["suite"]:
             bench.suite(args["suite"])
+        if args["pairs"] is not None:
+            bench.pairs(args["pairs"])
+        if args["results_dir"] is not None:
+            bench.results_folder(args["results_dir"], make=False)
+        _readable_for_hosts(services)
         return {
             "changed": False,
             "slot": slot,
@@ -35,3 +45,16 @@ class ActionModule(Action):
             "wanted": resolve.wanted(args["inventory"]),
             "units": [service["unit"] for service in services],
         }
+
+
+def _readable_for_hosts(services: list[dict[str, Any]]) -> None:
+    """Every service as units and plans will carry it, read as strictly as a host reads it. Raises InventoryError."""
+    problems = []
+    for service in services:
+        path = f"specswap_variants.{service['variant']} in slot {service['slot']['name']}"
+        try:
+            Service.from_dict(with_unit_text(service), "service")
+        except (PlanError, RenderError) as error:
+            problems.append(f"{path}: {error}")
+    if problems:
+        raise InventoryError(problems)

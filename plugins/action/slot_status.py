@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ansible_collections.specswap.core.plugins.module_utils.specswap_host.report import status_text
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
-from ansible_collections.specswap.core.plugins.plugin_utils.job import ToolkitMissing
+from ansible_collections.specswap.core.plugins.plugin_utils.job import HostCommandError, ToolkitMissing
 
 
 class ActionModule(Action):
     SPEC: ClassVar[Spec] = {
         "slot": {"type": "str"},
         "must_agree": {"type": "bool", "default": False},
+        "require": {"type": "str", "choices": ["registered", "active"]},
     }
 
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         try:
             status = self.host_job(reconnect_s=0.0).status(args["slot"])
         except ToolkitMissing:
-            if not self.checking:
+            if args["require"] or not self.checking:
                 raise
             return {"changed": False, "status": None, "msg": "The host has no toolkit yet."}
         slots = list(status["slots"].values())
+        if args["require"]:
+            _refuse_without(slots, args["require"])
+            return {"changed": False, "status": status}
         for slot in slots:
             self.say("\n" + status_text(slot))
         astray = [slot["slot"] for slot in slots if not slot["agree"]]
@@ -31,3 +36,14 @@ class ActionModule(Action):
             reasons = [reason for slot in slots for reason in slot["reasons"]]
             result.update(failed=True, msg=f"State and host disagree in slot {', '.join(astray)}: {'; '.join(reasons)}")
         return result
+
+
+def _refuse_without(slots: Sequence[dict[str, Any]], require: str) -> None:
+    """HostCommandError unless there are slots and, for `active`, each of them has a committed variant."""
+    if not slots:
+        raise HostCommandError("The host has no slot yet. Provision it first: ansible-playbook site.yml")
+    for slot in slots:
+        if require == "active" and slot["active"] is None:
+            raise HostCommandError(
+                f"Slot {slot['slot']} serves nothing that was committed. Run site.yml or swap.yml first."
+            )

@@ -25,10 +25,16 @@ options:
   suite:
     description: Prompt suite that must be readable on the controller.
     type: str
+  pairs:
+    description: Number of pairs that a comparison must be able to have.
+    type: raw
+  results_dir:
+    description: Folder on the controller that must take results. Empty means the default; left out, none is needed.
+    type: str
   require:
     description: Fail when this is not given.
     type: str
-    choices: [variant, arms]
+    choices: [slot, variant, arms]
 extends_documentation_fragment:
   - specswap.core.attributes.read_only
   - specswap.core.attributes.inventory

@@ -19,6 +19,12 @@ options:
     description: Fail when what was committed is not what is true now.
     type: bool
     default: false
+  require:
+    description:
+      - Print nothing, and fail unless the slot is registered on the host (V(registered)) or has a committed variant
+        (V(active)); in check mode, too. For plays that would else do work that nothing comes of.
+    type: str
+    choices: [registered, active]
 extends_documentation_fragment:
   - specswap.core.attributes.read_only
 """

@@ -117,7 +117,7 @@ def without_root(text: str) -> str | None:
     if found is None:
         return None
     return (
-        f"The login user cannot become root on the host: {found.group()}. Give the password (-K on the command line, or "
+        f"The login user cannot become root on the host: {found.group()}. Give the password (-K, or "
         "ansible_become_password in a vault), let the user run sudo without one, log in as root, or set "
         "ansible_become_method to what the host has (docs/your-own-host.md)."
     )

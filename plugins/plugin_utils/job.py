@@ -80,6 +80,14 @@ class HostJob:
         # A host that disagrees with itself still answers; its exit status only says so to scripts.
         return _object("status", (0 if out.lstrip().startswith("{") else rc, out, err))
 
+    def block(self, slot: str, release: str, suite: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+        """Measure what the slot serves, under its lock and proven before and after, with the client of `release`."""
+        words = ("block", "--slot", slot, "--release", release, "--suite-stdin", "--max-tokens", str(max_tokens))
+        rc, out, err = self.call(*words, data=_encode(suite))
+        if rc == REFUSED:
+            raise JobRefused(_last_words(err, out) or "the host refused to measure and did not say why")
+        return _object("block", (rc, out, err))
+
     def run(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """Submit and follow to the end. Returns job, slot, events and how it ended (`_RESULT`)."""
         # A host that cannot be reached at all fails here and at once; from then on a lost connection is waited for.
@@ -149,14 +157,19 @@ def rollback_plan(slot: str, controller: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_plan(
-    services: Mapping[str, Mapping[str, Any]], controller: Mapping[str, Any], **settings: Any
+    services: Mapping[str, Mapping[str, Any]],
+    controller: Mapping[str, Any],
+    pairs: int,
+    quick: bool,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """A plan of kind compare over two arms (arm name -> service with unit_text).
+    """A plan of kind compare over two arms (arm name -> service with unit_text); a quick one has a single pair.
 
-    `settings`: pairs, quick, suite, request, runner (docs/architecture.md "Plan").
+    `settings`: suite, request, runner (docs/architecture.md "Plan").
     """
     slot = str(next(iter(services.values()))["slot"]["name"])
-    return {**_plan("compare", slot, controller), "arms": list(services), "services": dict(services), **settings}
+    plan = {**_plan("compare", slot, controller), "arms": list(services), "services": dict(services)}
+    return {**plan, "pairs": 1 if quick else pairs, "quick": quick, **settings}
 
 
 def controller_identity(command: str) -> dict[str, str]:

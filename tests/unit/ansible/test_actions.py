@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 from action_double import run_action
 from ansible.errors import AnsibleError
-from ansible_collections.specswap.core.plugins.action import host_facts, slot_rollback, slot_status, slot_swap
-from ansible_collections.specswap.core.plugins.plugin_utils import resolve
+from ansible_collections.specswap.core.plugins.action import (
+    bench_block,
+    comparison,
+    host_facts,
+    inventory_check,
+    slot_rollback,
+    slot_status,
+    slot_swap,
+)
+from ansible_collections.specswap.core.plugins.plugin_utils import job, resolve
 from inventory_data import collection_root, inventory
 
 
@@ -97,3 +105,173 @@ def test_another_error_of_ansible_is_left_as_it_is(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(AnsibleError, match="no such thing"):
         run_action(monkeypatch, slot_status.ActionModule, {}, shell=broken)
+
+
+COMPARE: dict[str, Any] = {"arms": ["baseline", "ngram"], "release_path": "/opt/specswap/envs/venv_bench-0"}
+
+
+@pytest.mark.parametrize(
+    ("given", "swaps"), [({"pairs": 3}, 6), ({"pairs": 6, "quick": True}, 2), ({"pairs": 1}, 2)], ids=str
+)
+def test_check_of_a_comparison_counts_the_swaps_that_there_will_be(
+    monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]], given: dict[str, Any], swaps: int
+) -> None:
+    args = {"services": services, **COMPARE, **given}
+    _, said = run_action(monkeypatch, comparison.ActionModule, args, check=True)
+    assert f"would swap slot smoke {swaps} times" in said[0]
+
+
+@pytest.mark.parametrize("pairs", [0, -1, 1001])
+def test_a_comparison_has_a_sensible_number_of_pairs(
+    monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]], pairs: int
+) -> None:
+    args = {"services": services, **COMPARE, "pairs": pairs}
+    result, _ = run_action(monkeypatch, comparison.ActionModule, args, check=True)
+    assert result["failed"] and "pairs: must be a whole number from 1 to 1000" in result["msg"], result
+
+
+def test_a_quick_plan_has_one_pair(services: list[dict[str, Any]]) -> None:
+    two = {service["variant"]: service for service in services}
+    plan = job.compare_plan(two, {}, pairs=6, quick=True, suite={}, request={}, runner=[])
+    assert (plan["pairs"], plan["quick"]) == (1, True)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_place_that_takes_no_results_is_told_before_the_job(
+    monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]], tmp_path: Path, check: bool
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for plugin, args in ((comparison, COMPARE), (bench_block, {"release_path": COMPARE["release_path"]})):
+        for place in (file, file / "below"):
+            given = {"services": services, **args, "results_dir": str(place)}
+            result, _ = run_action(monkeypatch, plugin.ActionModule, given, check=check)
+            assert result["failed"] and "specswap_results_dir: results cannot be kept in" in result["msg"], result
+
+
+def test_check_mode_makes_no_folder_for_results(
+    monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    args = {"services": services, **COMPARE, "results_dir": str(tmp_path / "new")}
+    result, _ = run_action(monkeypatch, comparison.ActionModule, args, check=True)
+    assert result["changed"] and not (tmp_path / "new").exists()
+
+
+def test_a_result_that_cannot_be_fetched_is_named_with_its_place_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    def answer(command: str, data: bytes | None) -> tuple[int, str, str]:
+        if command.startswith("cat "):
+            return 1, "", "cat: Input/output error"
+        return host("compared", 0)(command, data)
+
+    args = {"services": services, **COMPARE, "results_dir": str(tmp_path)}
+    result, _ = run_action(monkeypatch, comparison.ActionModule, args, shell=answer)
+    assert result["failed"] and "Input/output error" in result["msg"]
+    assert "/var/lib/specswap/smoke/sessions/" in result["msg"] and "ansible.builtin.fetch" in result["msg"]
+
+
+def test_a_refused_comparison_changed_nothing_and_has_no_result(
+    monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    args = {"services": services, **COMPARE, "results_dir": str(tmp_path)}
+    result, _ = run_action(monkeypatch, comparison.ActionModule, args, shell=host("refused", 5))
+    assert (result["changed"], result["failed"]) == (False, True)
+    assert "come home" not in result["msg"]
+
+
+def test_a_block_is_measured_by_the_host_under_its_lock(
+    monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """What is filed is what the host proved to have answered, never what the controller read before."""
+    commands = []
+    figures = {"e2e_tok_per_s": 5.0, "decode_tok_per_s": 6.0, "ttft_s": 0.1, "requests": 1, "failed": 0}
+    summary = {**figures, "draft_n": 48, "draft_n_accepted": 47}
+    proven = {"slot": "smoke", "variant": "ngram", "plan_hash": "0" * 12, "identity": "i", "tiers": [0, 1, 2, 3]}
+
+    def answer(command: str, data: bytes | None) -> tuple[int, str, str]:
+        commands.append(command)
+        assert json.loads(data or b"")["prompts"], "the suite does not travel"
+        return 0, json.dumps({"schema": 1, **proven, "block": {"summary": summary, "requests": []}}), ""
+
+    args = {"services": services, "release_path": COMPARE["release_path"], "results_dir": str(tmp_path)}
+    result, said = run_action(monkeypatch, bench_block.ActionModule, args, shell=answer)
+    assert not result.get("failed"), result
+    assert len(commands) == 1 and commands[0].startswith("/usr/local/bin/specswap-host block --slot smoke --release ")
+    kept = json.loads(Path(result["results"]).read_text())
+    assert (kept["variant"], kept["tiers"], kept["host"]) == ("ngram", [0, 1, 2, 3], "ct200")
+    assert said[0].startswith("ngram: ")
+
+
+def test_a_busy_slot_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    def busy(command: str, data: bytes | None) -> tuple[int, str, str]:
+        return (
+            5,
+            '{"refused": "x", "owner": {}}\n',
+            "specswap-host: refused: slot smoke is held by ops@laptop, job j0\n",
+        )
+
+    args = {"services": services, "release_path": COMPARE["release_path"], "results_dir": str(tmp_path)}
+    result, _ = run_action(monkeypatch, bench_block.ActionModule, args, shell=busy)
+    assert result["failed"] and "held by ops@laptop, job j0" in result["msg"]
+    assert not (tmp_path / "blocks").exists()
+
+
+def status_of(**slots: Any) -> Any:
+    def answer(command: str, data: bytes | None) -> tuple[int, str, str]:
+        return (
+            0,
+            json.dumps({"schema": 1, "slots": {name: {"slot": name, "active": s} for name, s in slots.items()}}),
+            "",
+        )
+
+    return answer
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_nothing_is_prepared_where_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch, check: bool) -> None:
+    def ask(shell: Any, require: str) -> dict[str, Any]:
+        result, said = run_action(monkeypatch, slot_status.ActionModule, {"require": require}, shell=shell, check=check)
+        assert not said
+        return result
+
+    assert "site.yml" in ask(bare, "registered")["msg"]
+    assert "no slot yet" in ask(status_of(), "registered")["msg"]
+    assert "smoke serves nothing" in ask(status_of(smoke=None), "active")["msg"]
+    assert not ask(status_of(smoke=None), "registered").get("failed")
+    assert not ask(status_of(smoke={"variant": "ngram"}), "active").get("failed")
+
+
+def check_inventory(monkeypatch: pytest.MonkeyPatch, data: dict[str, Any], **args: Any) -> dict[str, Any]:
+    result, _ = run_action(monkeypatch, inventory_check.ActionModule, {"inventory": data, **args})
+    return result
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"pairs": "0"}, "pairs: must be a whole number"),
+        ({"pairs": "many"}, "pairs: must be a whole number"),
+        ({"pairs": True}, "pairs: must be a whole number"),
+        ({"results_dir": "/etc/hostname"}, "specswap_results_dir: results cannot be kept in /etc/hostname"),
+    ],
+    ids=str,
+)
+def test_what_a_play_is_given_is_checked_before_contact(
+    monkeypatch: pytest.MonkeyPatch, args: dict[str, Any], words: str
+) -> None:
+    assert not check_inventory(monkeypatch, inventory()).get("failed")
+    assert words in check_inventory(monkeypatch, inventory(), **args)["msg"]
+
+
+def test_a_slot_must_be_named_where_a_play_is_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = inventory(slots__second={"port": 30002, "variant": "ngram"})
+    assert not check_inventory(monkeypatch, data).get("failed")
+    assert "there are several" in check_inventory(monkeypatch, data, require="slot")["msg"]
+
+
+def test_what_no_unit_can_carry_is_refused_before_contact(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = check_inventory(monkeypatch, inventory(variants__ngram__env={"A": "\x1b[31m"}))
+    assert "specswap_variants.ngram in slot smoke: control characters cannot stand in a unit file" in result["msg"]

@@ -24,14 +24,14 @@ def _report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_writes_all_files_and_points_latest_to_them(tmp_path: Path) -> None:
-    directory = comparison.write_results(DATA, str(tmp_path))
+    directory = comparison.write_results(DATA, tmp_path)
     assert sorted(path.name for path in directory.iterdir()) == ["comparison.json", "report.html", "report.md"]
     assert json.loads((tmp_path / "latest" / "comparison.json").read_text()) == DATA
 
 
 def test_never_overwrites(tmp_path: Path) -> None:
-    first = comparison.write_results(DATA, str(tmp_path))
-    second = comparison.write_results({**DATA, "again": 1}, str(tmp_path))
+    first = comparison.write_results(DATA, tmp_path)
+    second = comparison.write_results({**DATA, "again": 1}, tmp_path)
     assert first != second
     assert json.loads((first / "comparison.json").read_text()) == DATA
     assert (tmp_path / "latest").resolve() == second
@@ -43,5 +43,5 @@ def test_a_failing_report_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Report, "render_html", staticmethod(boom))
     with pytest.raises(ValueError, match="boom"):
-        comparison.write_results(DATA, str(tmp_path))
+        comparison.write_results(DATA, tmp_path)
     assert list(tmp_path.iterdir()) == []
