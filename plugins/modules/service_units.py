@@ -99,6 +99,9 @@ def main() -> None:
         module.fail_json(msg=str(error))
     slots = result["slots"]
     needs_swap = sorted(name for name, slot in slots.items() if slot["needs_swap"])
+    for name, slot in sorted(slots.items()):
+        if slot["wanted"] is None and slot["active"] is not None:
+            module.warn(f"Slot {name}: {slot['reason']}")
     diff = [shown(entry) for entry in result["diff"]]
     # A slot that needs a swap is a difference between host and inventory: it must reach the handler.
     module.exit_json(changed=bool(result["changed"] or needs_swap), diff=diff, slots=slots, needs_swap=needs_swap)

@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 from action_double import run_action
 from ansible.errors import AnsibleError
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.specswap.core.plugins.action import (
     bench_block,
     comparison,
     host_facts,
     inventory_check,
+    model_store,
     slot_rollback,
     slot_status,
     slot_swap,
+    venv_release,
 )
+from ansible_collections.specswap.core.plugins.modules import service_units
 from ansible_collections.specswap.core.plugins.plugin_utils import job, resolve
 from inventory_data import collection_root, inventory
 
@@ -275,3 +279,45 @@ def test_a_slot_must_be_named_where_a_play_is_for_one(monkeypatch: pytest.Monkey
 def test_what_no_unit_can_carry_is_refused_before_contact(monkeypatch: pytest.MonkeyPatch) -> None:
     result = check_inventory(monkeypatch, inventory(variants__ngram__env={"A": "\x1b[31m"}))
     assert "specswap_variants.ngram in slot smoke: control characters cannot stand in a unit file" in result["msg"]
+
+
+def lacking_host(name: str, args: Any) -> dict[str, Any]:
+    """A host that has neither releases nor models."""
+    wheels = args.get("wheels") or {args.get("wheel"): ""}
+    return {"changed": True, "diff": {"before": "absent", "after": "built"}, "missing": sorted(wheels)}
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["no wheelhouse", "a wheel is gone"])
+@pytest.mark.parametrize("check", [False, True])
+def test_check_fails_where_the_wheels_are_missing_that_the_run_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check: bool, torn: bool
+) -> None:
+    root = collection_root(tmp_path / "root")
+    house = tmp_path / "house"
+    release = resolve.releases(inventory(), root)[0]
+    model = resolve.models(inventory(), root)[0]
+    if torn:
+        for folder in (release["lock_hash"], venv_release.uv_hash(), model["wheel_sha256"][:12]):
+            (house / folder).mkdir(parents=True)
+            (house / folder / "index.json").write_text(json.dumps({f"{folder}.whl": {"sha256": "0", "size": 1}}))
+    for plugin, args in ((venv_release, {"release": release}), (model_store, {"model": model})):
+        given = {**args, "wheelhouse": str(house)}
+        result, _ = run_action(monkeypatch, plugin.ActionModule, given, module=lacking_host, check=check)
+        assert result["failed"] and "Fetch it with ./specswap wheelhouse" in result["msg"], result
+
+
+def test_a_slot_that_the_inventory_dropped_and_still_serves_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots = {
+        "gone": {"active": "ngram", "wanted": None, "needs_swap": False, "reason": "stop and disable x by hand"},
+        "empty": {"active": None, "wanted": None, "needs_swap": False, "reason": "no longer described"},
+        "smoke": {"active": "ngram", "wanted": "ngram", "needs_swap": False, "reason": "serves as wanted"},
+    }
+    answer = {"changed": False, "diff": [], "slots": slots}
+    monkeypatch.setattr(service_units.units, "apply_services", lambda spec, check: answer)
+    warnings: list[str] = []
+    monkeypatch.setattr(service_units.AnsibleModule, "warn", lambda self, text: warnings.append(text))
+    with patch_module_args({"services": [], "wanted": {}}), pytest.raises(SystemExit):
+        service_units.main()
+    assert warnings == ["Slot gone: stop and disable x by hand"]
