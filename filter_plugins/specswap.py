@@ -46,5 +46,6 @@ class FilterModule:
             "arms": resolve.arms,
             "releases": releases,
             "models": resolve.models,
+            "libraries": resolve.libraries,
         }
         return {name: _told(function) for name, function in functions.items()}

@@ -147,7 +147,7 @@ class SessionPlan:
             slot=str(data["slot"]),
             arms=(arms[0], arms[1]),
             services={arm: data["services"][arm] for arm in arms},
-            pairs=1 if data.get("quick") else pairs,
+            pairs=pairs,
             quick=bool(data.get("quick")),
             suite=suite,
             request=settings,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import grp
 import os
 import platform
 import pwd
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ _MIB = 1 << 20
 _SYSTEMD_FLOOR = 247
 
 
-def collect(slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def collect(slots: Sequence[Mapping[str, Any]], libraries: Iterable[str] = ()) -> dict[str, Any]:
     """Facts of this host: `slots` are dicts with name, port and bind. Reads only; what cannot be read is None.
 
     Keys: python {version, path}, systemd {version, state}, glibc, arch, kernel, os, virtualization, cpus, memory_mib
     {total, available}, disk_mib {path: free}, boot_id, user {exists, uid, shell, groups}, ports ({slot: {port, owners:
-    [{pid, command, unit}]}}).
+    [{pid, command, unit}]}}), libraries ({file name such as libgomp.so.1: whether it can be loaded}).
     """
     return {
         "python": {"version": platform.python_version(), "path": _system_python()},
@@ -40,13 +41,15 @@ def collect(slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "boot_id": _read("/proc/sys/kernel/random/boot_id"),
         "user": _user(USER),
         "ports": {str(slot["name"]): _owners(int(slot["port"]), str(slot.get("bind", "127.0.0.1"))) for slot in slots},
+        "libraries": {name: _loadable(name) for name in libraries},
     }
 
 
 def judge(facts: Mapping[str, Any], wants: Mapping[str, Any]) -> list[dict[str, str]]:
     """What keeps a host with `facts` from serving ("error") or may do so ("warning"): {id, severity, message, fix}.
 
-    `wants`: slots, python ("3.9"), glibc ("2.28"), disk_mib (free space in each of /opt and /var). Pure.
+    `wants`: slots, python ("3.9"), glibc ("2.28"), disk_mib (free space in each of /opt and /var), libraries
+    ({file name: the Debian package that brings it}). Pure.
     """
     findings: list[dict[str, str]] = []
 
@@ -79,6 +82,10 @@ def judge(facts: Mapping[str, Any], wants: Mapping[str, Any]) -> list[dict[str, 
         if free is not None and free < int(wants.get("disk_mib", 0)):
             message = f"{path} has {free} MiB free, {wants['disk_mib']} MiB are wanted."
             add("disk_space", "error", message, f"Make room in {path}.")
+    for name, package in sorted(wants.get("libraries", {}).items()):
+        if not facts["libraries"].get(name, False):
+            message = f"The engine needs {name}, which cannot be loaded."
+            add("library_missing", "error", message, f"Install it: apt-get install {package}.")
     for slot in wants.get("slots", ()):
         seen = facts["ports"].get(str(slot["name"]))
         for owner in seen["owners"] if seen else ():
@@ -163,6 +170,14 @@ def _free_mib(path: str) -> int | None:
         return shutil.disk_usage(path).free // _MIB
     except OSError:
         return None
+
+
+def _loadable(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _read(path: str) -> str | None:

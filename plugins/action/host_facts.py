@@ -13,6 +13,7 @@ class ActionModule(Action):
         "python": {"type": "str", "default": "3.9"},
         "glibc": {"type": "str", "default": "2.28"},
         "disk_mib": {"type": "int", "default": 2048},
+        "libraries": {"type": "dict", "default": {}},
         "fail": {"type": "bool", "default": True},
     }
 

@@ -8,7 +8,8 @@ short_description: Collect a host's facts in one call and judge them
 version_added: 0.1.0
 author: The specswap maintainers
 description:
-  - Reads Python, systemd, C library, memory, disk space and the owners of the slots' ports in one call.
+  - Reads Python, systemd, C library, memory, disk space, system libraries and the owners of the slots' ports in one
+    call.
   - Fails with every finding of severity V(error) at once, each with what to do, unless O(fail=false).
 options:
   slots:
@@ -28,6 +29,10 @@ options:
     description: Free space in MiB that C(/opt) and C(/var) must have.
     type: int
     default: 2048
+  libraries:
+    description: Libraries that the engines need from the system, by file name, with the Debian package of each.
+    type: dict
+    default: {}
   fail:
     description: Whether a finding of severity V(error) fails the task.
     type: bool
@@ -68,14 +73,15 @@ ARGUMENTS = {
     "python": {"type": "str", "default": "3.9"},
     "glibc": {"type": "str", "default": "2.28"},
     "disk_mib": {"type": "int", "default": 2048},
+    "libraries": {"type": "dict", "default": {}},
     "fail": {"type": "bool", "default": True},
 }
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    wants = {key: module.params[key] for key in ("slots", "python", "glibc", "disk_mib")}
-    collected = facts.collect(module.params["slots"])
+    wants = {key: module.params[key] for key in ("slots", "python", "glibc", "disk_mib", "libraries")}
+    collected = facts.collect(module.params["slots"], module.params["libraries"])
     findings = facts.judge(collected, wants)
     errors = [finding for finding in findings if finding["severity"] == "error"]
     for finding in findings:

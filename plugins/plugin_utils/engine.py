@@ -31,6 +31,8 @@ class Engine(Protocol):
     model_roles: tuple[str, ...]
     budgets: Mapping[str, float]
     gate: Mapping[str, Any]
+    # What the engine's wheels load from the system: file name -> Debian package.
+    libraries: Mapping[str, str]
     # flag -> the inventory key that it is made from; such a flag may not come a second time out of `raw_args`
     owned_flags: Mapping[str, str]
 

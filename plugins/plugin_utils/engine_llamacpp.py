@@ -25,6 +25,7 @@ class LlamaCpp:
     budgets: Mapping[str, float] = {"load_s": 120, "stall_s": 60}
     # A CPU is shared with whatever else runs on the machine: equal runs were seen to differ by a factor of three.
     gate: Mapping[str, Any] = {"tok_floor": 0.2}
+    libraries: Mapping[str, str] = {"libgomp.so.1": "libgomp1"}
     owned_flags: Mapping[str, str] = {
         "--model": "the variant's model",
         "--alias": "the variant's served_model",

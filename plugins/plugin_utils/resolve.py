@@ -142,6 +142,12 @@ def models(data: Mapping[str, Any], root: Path = ROOT) -> list[dict[str, Any]]:
     return [resolver.models[name] for name in sorted(used)]
 
 
+def libraries(data: Mapping[str, Any], root: Path = ROOT) -> dict[str, str]:
+    """What the engines of the services of `data` load from the system: file name -> Debian package."""
+    used = {service["engine"] for service in services(data, root)}
+    return {name: package for engine in sorted(used) for name, package in ENGINES[engine].libraries.items()}
+
+
 def home() -> Path:
     """Where results and wheels go by default: the clone, or the working directory when installed as a collection."""
     return Path.cwd() if "ansible_collections" in ROOT.parts else ROOT

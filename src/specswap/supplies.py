@@ -15,7 +15,6 @@ from specswap.paths import Paths
 from specswap.plays import inventory_variables
 from specswap.wheelhouse import ensure_uv, ensure_wheel, ensure_wheelhouse
 
-_KEYS = ("slots", "environments", "models", "variants", "budgets", "gate", "allow_remote_bind")
 #: Environments of the project itself, needed on every host.
 BUILT_IN = ("venv_bench",)
 
@@ -28,9 +27,9 @@ def resolver(paths: Paths, name: str = "resolve") -> Any:
     return importlib.import_module(f"ansible_collections.specswap.core.plugins.plugin_utils.{name}")
 
 
-def declared(variables: Mapping[str, Any]) -> dict[str, Any]:
+def declared(resolve: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
     """The `specswap_*` data of one host in the words of the resolver."""
-    return {key: variables[f"specswap_{key}"] for key in _KEYS if f"specswap_{key}" in variables}
+    return {key: variables[f"specswap_{key}"] for key in resolve.INVENTORY_KEYS if f"specswap_{key}" in variables}
 
 
 def fetch(
@@ -58,7 +57,7 @@ def fetch(
     locks: dict[str, Path] = {}
     models: dict[str, Mapping[str, Any]] = {}
     for host, variables in chosen.items():
-        data = declared(variables)
+        data = declared(resolve, variables)
         if "slots" not in data:
             continue
         try:

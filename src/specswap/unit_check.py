@@ -32,7 +32,7 @@ def check_units(paths: Paths, inventories: Sequence[Path], say: Callable[[str], 
     bad = checked = 0
     with tempfile.TemporaryDirectory(prefix="specswap-units-") as folder:
         for host, variables in inventory_variables(paths, inventories).items():
-            data = declared(variables)
+            data = declared(resolve, variables)
             if "slots" not in data:
                 continue
             try:

@@ -20,8 +20,9 @@ def load(path: Path) -> dict:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_defaults_and_argument_specs_name_the_same_variables(role: str) -> None:
-    defaults = load(ROOT / "roles" / role / "defaults/main.yml")
-    options = load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
+    path = ROOT / "roles" / role / "defaults/main.yml"
+    defaults = load(path) if path.exists() else {}
+    options = load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"].get("options", {})
     required = {name for name, option in options.items() if option.get("required")}
     assert set(defaults) == set(options) - required
     assert all(name.startswith(f"{role}_") for name in options)
@@ -43,16 +44,33 @@ def test_every_action_plugin_has_a_module_that_documents_it() -> None:
 
 
 def test_every_playbook_has_an_importer_at_the_root() -> None:
-    names = {path.name for path in (ROOT / "playbooks").glob("*.yml")}
+    names = {path.name for path in (ROOT / "playbooks").glob("*.yml")} - {"inventory_check.yml"}
     for name in names:
         (play,) = load(ROOT / name)
         assert play["ansible.builtin.import_playbook"] == f"playbooks/{name}"
 
 
+@pytest.mark.parametrize("name", ["bench", "compare", "doctor", "rollback", "site", "swap"])
+def test_nothing_is_contacted_before_the_inventory_is_checked(name: str) -> None:
+    first = load(ROOT / "playbooks" / f"{name}.yml")[0]
+    assert first["ansible.builtin.import_playbook"] == "inventory_check.yml"
+
+
+def test_the_words_of_an_inventory_are_the_same_everywhere() -> None:
+    """The resolver's list is the source: plays hand over all of it, and people can read of all of it."""
+    handed_over = load(ROOT / "playbooks/vars/specswap.yml")["specswap_inventory"]
+    assert list(handed_over) == list(resolve.INVENTORY_KEYS)
+    page = (ROOT / "docs/your-own-host.md").read_text()
+    fragment = (ROOT / "plugins/doc_fragments/attributes.py").read_text()
+    for key in resolve.INVENTORY_KEYS:
+        assert f"specswap_{key}" in str(handed_over[key])
+        assert f"| `specswap_{key}` |" in page
+        assert f"V({key})" in fragment
+
+
 def test_the_example_inventory_resolves() -> None:
     variables = {**load(INVENTORY / "group_vars/all.yml"), **load(INVENTORY / "group_vars/embedded.yml")}
-    keys = ("slots", "environments", "models", "variants", "budgets", "allow_remote_bind")
-    data = {key: variables[f"specswap_{key}"] for key in keys}
+    data = {key: variables.get(f"specswap_{key}") for key in resolve.INVENTORY_KEYS}
     services = resolve.services(data)
     assert [service["unit"] for service in services] == [
         "llamacpp-baseline-smoke.service",

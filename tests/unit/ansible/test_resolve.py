@@ -276,5 +276,10 @@ def test_releases_and_models_that_are_used(root: Path) -> None:
     assert bench["path"] == f"/opt/specswap/envs/{bench['release']}"
 
 
+def test_libraries_of_the_engines_in_use(root: Path) -> None:
+    assert resolve.libraries(inventory(), root) == {"libgomp.so.1": "libgomp1"}
+    assert resolve.libraries({}, root) == {}
+
+
 def test_wanted(root: Path) -> None:
     assert resolve.wanted(inventory(), root) == {"smoke": "baseline"}

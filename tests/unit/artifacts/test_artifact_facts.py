@@ -35,6 +35,15 @@ def test_a_good_host_has_no_findings():
     assert judge({**GOOD, "ports": {"smoke": ours}}, WANTS) == []
 
 
+def test_a_missing_library_is_named_with_its_package():
+    libraries = collect([], ["libc.so.6", "libnosuch.so.9"])["libraries"]
+    assert libraries == {"libc.so.6": True, "libnosuch.so.9": False}
+    wants = {**WANTS, "libraries": {"libc.so.6": "libc6", "libnosuch.so.9": "libnosuch9"}}
+    (finding,) = judge({**GOOD, "libraries": libraries}, wants)
+    assert (finding["id"], finding["severity"]) == ("library_missing", "error")
+    assert "libnosuch.so.9" in finding["message"] and "apt-get install libnosuch9" in finding["fix"]
+
+
 def test_every_finding_says_what_to_do():
     bad = {
         "python": {"version": "3.8.20", "path": None},
