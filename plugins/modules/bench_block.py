@@ -49,8 +49,16 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+slot:
+  description: The slot.
+  returned: not in check mode
+  type: str
 variant:
   description: The variant that was measured.
+  returned: not in check mode
+  type: str
+plan_hash:
+  description: Its plan.
   returned: not in check mode
   type: str
 results:
@@ -58,7 +66,7 @@ results:
   returned: not in check mode
   type: str
 block:
-  description: The block with every request.
+  description: The block with every request, failed ones too.
   returned: not in check mode
   type: dict
 """

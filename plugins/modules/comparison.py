@@ -76,10 +76,46 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+slot:
+  description: The slot.
+  returned: not in check mode
+  type: str
+job:
+  description: The job's name; its journal and plan are on the host.
+  returned: not in check mode
+  type: str
 outcome:
   description: V(compared) or why not.
   returned: not in check mode
   type: str
+exit_code:
+  description: What C(specswap-host) exits with for this outcome.
+  returned: not in check mode
+  type: int
+seconds:
+  description: Seconds from accepting the job to its end.
+  returned: not in check mode
+  type: float
+downtime_s:
+  description: Seconds between the last proof of the old variant and the first completion of the new one.
+  returned: when something was stopped
+  type: float
+active:
+  description: The variant that serves at the end, null when none does.
+  returned: not in check mode
+  type: str
+cause:
+  description: What went wrong, classified, with the proof. Only with C(-v); the message has it.
+  returned: when the outcome is a failure
+  type: raw
+advice:
+  description: What to do about it. Only with C(-v); the message has it.
+  returned: when the outcome is a failure
+  type: str
+report:
+  description: Evidence of the failure, such as log lines and the first traceback. Only with C(-v).
+  returned: when the outcome is a failure
+  type: dict
 verdict:
   description: Word, ratio, interval and text.
   returned: when the session was brought home

@@ -41,6 +41,11 @@ path:
   description: Where the model file is.
   returned: success
   type: str
+missing:
+  description: Files that the host lacked and got.
+  returned: success
+  type: list
+  elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -48,11 +48,31 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+variant:
+  description: The variant asked for.
+  returned: always
+  type: str
+unit:
+  description: Its unit.
+  returned: always
+  type: str
+slot:
+  description: The slot.
+  returned: always
+  type: str
+job:
+  description: The job's name; its journal and plan are on the host.
+  returned: not in check mode
+  type: str
 outcome:
   description: How it ended.
   returned: not in check mode
   type: str
   choices: [swapped, noop, rolled_back, rollback_failed, refused, interrupted]
+exit_code:
+  description: What C(specswap-host) exits with for this outcome.
+  returned: not in check mode
+  type: int
 seconds:
   description: Seconds from accepting the job to its end.
   returned: not in check mode
@@ -61,19 +81,27 @@ downtime_s:
   description: Seconds between the last proof of the old variant and the first completion of the new one.
   returned: when something was stopped
   type: float
-events:
-  description: The job's journal.
+active:
+  description: The variant that serves at the end, null when none does.
   returned: not in check mode
-  type: list
-  elements: dict
+  type: str
 cause:
-  description: What went wrong, classified, with the log lines that prove it.
+  description: What went wrong, classified, with the proof. Only with C(-v); the message has it.
   returned: when the outcome is a failure
   type: raw
 advice:
-  description: What to do about it.
+  description: What to do about it. Only with C(-v); the message has it.
   returned: when the outcome is a failure
   type: str
+report:
+  description: Evidence of the failure, such as log lines and the first traceback. Only with C(-v).
+  returned: when the outcome is a failure
+  type: dict
+events:
+  description: The job's journal. In failures only with C(-v), as it was printed already.
+  returned: not in check mode
+  type: list
+  elements: dict
 plan:
   description: What the swap would change, stop and cost.
   returned: in check mode, on a host that site.yml has provisioned

@@ -33,6 +33,11 @@ path:
   description: The tree that is current now.
   returned: success
   type: str
+removed:
+  description: Older trees that were removed.
+  returned: success
+  type: list
+  elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -27,6 +27,9 @@ def test_defaults_and_argument_specs_name_the_same_variables(role: str) -> None:
     assert set(defaults) == set(options) - required
     assert all(name.startswith(f"{role}_") for name in options)
     assert all(option["description"] for option in options.values())
+    for name, value in defaults.items():
+        if "{{" not in str(value):
+            assert options[name]["default"] == value, name
 
 
 def test_every_filter_has_its_page() -> None:
