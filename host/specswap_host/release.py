@@ -428,12 +428,12 @@ def _walk(path: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """Relative name and lstat of every file and link below `path` but our own two, in sorted order."""
     with os.scandir(path) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
-    folders = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
     for entry in found:
-        if entry not in folders and prefix + entry.name not in (STAMP, MANIFEST):
+        if not entry.is_dir(follow_symlinks=False) and prefix + entry.name not in (STAMP, MANIFEST):
             yield prefix + entry.name, entry.stat(follow_symlinks=False)
-    for folder in folders:
-        yield from _walk(Path(folder.path), f"{prefix}{folder.name}/")
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/")
 
 
 def _digest(path: Path, info: os.stat_result) -> str:

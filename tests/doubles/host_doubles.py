@@ -6,6 +6,8 @@ Unit behaviour is scripted per unit with `Behaviour`, so that every way to die o
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,9 @@ from specswap_host.procfs import Listener, ProcFs
 from specswap_host.systemd import Systemd, SystemdError, UnitState
 
 PORT = 30001
+MTIME_NS = 1_764_600_000_000_000_000
+# What `tree_hash` says of a folder with one empty serve.py.
+LAUNCHER_HASH = hashlib.sha256(b"serve.py\x000\x00").hexdigest()[:12]
 CODES = {"exited": 1, "killed": 2}
 
 
@@ -323,10 +328,19 @@ def service_dict(root: Path, variant: str, salt: str = "", **changes: Any) -> di
     release, model = root / "opt/envs/e-1", root / "opt/models/m"
     for folder in (release, model, root / "etc/systemd/system", root / "var/lib/specswap/smoke"):
         folder.mkdir(parents=True, exist_ok=True)
-    (release / "specswap-release.json").write_text('{"release": "e-1"}')
-    (model / "m.gguf").write_text("abc")
-    (model / "specswap-model.json").write_text('{"sha256": "ab"}')
-    (root / "opt/serve.py").write_text("")
+    content = {release / "lib.py": "x = 1\n", model / "m.gguf": "abc"}
+    for path, text in content.items():
+        path.write_text(text)
+        os.utime(path, ns=(MTIME_NS, MTIME_NS))
+    files = f"{hashlib.sha256(content[release / 'lib.py'].encode()).hexdigest()} 6 {MTIME_NS} lib.py\n"
+    (release / "specswap-files.txt").write_text(files)
+    stamp = {"release": "e-1", "lock_sha256": "", "python": "3.11"}
+    stamp["files_sha256"] = hashlib.sha256(files.encode()).hexdigest()
+    (release / "specswap-release.json").write_text(json.dumps(stamp))
+    (model / "specswap-model.json").write_text(json.dumps({"sha256": "ab", "mtime_ns": MTIME_NS}))
+    launcher = root / f"opt/engines/serve-{LAUNCHER_HASH}/serve.py"
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    launcher.write_text("")
     plan_hash = hashlib.sha256(f"{variant} {salt}".encode()).hexdigest()[:12]
     unit = f"llamacpp-{variant}-smoke.service"
     rivals = [f"llamacpp-{other}-smoke.service" for other in ("a", "b", "c") if other != variant]
@@ -339,7 +353,7 @@ def service_dict(root: Path, variant: str, salt: str = "", **changes: Any) -> di
         "environment": "e",
         "release": "e-1",
         "release_path": str(release),
-        "launcher": {"name": "serve", "path": str(root / "opt/serve.py")},
+        "launcher": {"name": launcher.parent.name, "path": str(launcher)},
         "models": {"target": {"name": "m", "path": str(model / "m.gguf"), "sha256": "ab", "size": 3}},
         "argv": ["/bin/sh", "serve", "--variant", variant + salt],
         "env": {},

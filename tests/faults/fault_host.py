@@ -227,6 +227,10 @@ class FaultHost:
             f"ln -sfn {Path(self.tree).name} /opt/specswap/lib/current\n"
             "id specswap >/dev/null 2>&1 || useradd --system --shell /usr/sbin/nologin specswap\n"
         )
+        (self.work / "double").mkdir(exist_ok=True)
+        (self.work / "double/serve.py").write_text((ROOT / "tests/doubles/openai_double.py").read_text())
+        double = toolkit.tree_hash(self.work / "double")
+        self.run("sh", "-c", "cat >/opt/specswap/double-launcher", stdin=double)
         self.run("sh", "-c", f"cat >{self.tree}/sitecustomize.py", stdin=(HERE / "on_host/hook.py").read_text())
         self.run("sh", "-c", "cat >/usr/local/bin/specswap-host && chmod 755 /usr/local/bin/specswap-host", stdin=door)
 
@@ -252,8 +256,13 @@ class FaultHost:
     def _layout(self) -> dict[str, Any]:
         one = self.services["a"]
         model = one["models"]["target"]
+        # A release of one link, with the manifest and the stamp that its build would have left.
+        manifest = f"{hashlib.sha256(b'/usr/bin/python3').hexdigest()} 16 0 bin/python\n"
+        stamp = {"schema": 1, "release": one["release"], "lock_sha256": "", "python": "3"}
+        stamp["files_sha256"] = hashlib.sha256(manifest.encode()).hexdigest()
         files = {
-            f"{one['release_path']}/specswap-release.json": json.dumps({"schema": 1, "release": one["release"]}),
+            f"{one['release_path']}/specswap-release.json": json.dumps(stamp),
+            f"{one['release_path']}/specswap-files.txt": manifest,
             model["path"]: MODEL_TEXT,
             f"{Path(model['path']).parent}/specswap-model.json": json.dumps({"sha256": model["sha256"]}),
             one["launcher"]["path"]: (ROOT / "tests/doubles/openai_double.py").read_text(),

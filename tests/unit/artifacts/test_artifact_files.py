@@ -128,7 +128,12 @@ def test_a_torn_model_is_installed_again_and_an_edited_one_refused(tmp_path, mak
     (file.parent / "specswap-model.json").unlink()
     assert models.ensure_model(spec, check=False)["changed"]
     os.utime(file)
+    stamped = json.loads((file.parent / "specswap-model.json").read_text())
+    assert not models.ensure_model(spec, check=True)["changed"]
+    assert json.loads((file.parent / "specswap-model.json").read_text()) == stamped
     assert not models.ensure_model(spec, check=False)["changed"]
+    # Read once and found equal: the new time is noted, so that no swap reads it again.
+    assert json.loads((file.parent / "specswap-model.json").read_text())["mtime_ns"] == file.stat().st_mtime_ns
     file.chmod(0o644)
     file.write_bytes(WEIGHTS[::-1])
     with pytest.raises(models.ModelError, match=r"tiny\.gguf: sha256 is .* remove "):

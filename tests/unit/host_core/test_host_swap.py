@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from host_doubles import Behaviour, World, service_dict, swap_plan
+from host_doubles import LAUNCHER_HASH, Behaviour, World, service_dict, swap_plan
 from specswap_host import state as states
 from specswap_host.engines import Probe
 from specswap_host.journal import Journal, JournalError
 from specswap_host.plan import Plan
+from specswap_host.preflight import preflight
 from specswap_host.procfs import Listener
 from specswap_host.swap import SwapResult, restore_committed, run_swap
 
@@ -226,6 +232,71 @@ def test_edited_stamps_and_sizes_are_refused(serving_a: World) -> None:
     (root / "opt/models/m/m.gguf").write_text("longer than planned")
     result = run_swap(plan, journal(serving_a), serving_a.context())
     assert {f["id"] for f in result.report["findings"]} == {"release_other", "model_size"}
+
+
+def _append(path: Path) -> None:
+    path.write_text(path.read_text() + "# one more line\n")
+
+
+def _other_byte(path: Path) -> None:
+    path.write_text("abd")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "finding"),
+    [
+        ("opt/envs/e-1/lib.py", _append, "release_changed"),
+        ("opt/envs/e-1/lib.py", Path.unlink, "release_changed"),
+        ("opt/envs/e-1/added.py", Path.touch, "release_changed"),
+        ("opt/envs/e-1/lib.py", lambda path: path.chmod(0o666), "release_changed"),
+        ("opt/envs/e-1/specswap-files.txt", _append, "release_changed"),
+        ("opt/envs/e-1/specswap-files.txt", Path.unlink, "release_changed"),
+        (f"opt/engines/serve-{LAUNCHER_HASH}/serve.py", _append, "launcher_changed"),
+        (f"opt/engines/serve-{LAUNCHER_HASH}/more.py", Path.touch, "launcher_changed"),
+        ("opt/models/m/m.gguf", _other_byte, "model_changed"),
+        ("opt/models/m/m.gguf", lambda path: path.chmod(0o666), "model_writable"),
+    ],
+)
+def test_what_was_changed_by_hand_is_not_served(
+    serving_a: World, name: str, change: Callable[[Path], None], finding: str
+) -> None:
+    plan = swap_plan(serving_a, "b")
+    change(serving_a.paths.root / name)
+    result = run_swap(plan, journal(serving_a), serving_a.context())
+    assert (result.outcome, result.active) == ("refused", "a")
+    assert [one["id"] for one in result.report["findings"]] == [finding]
+    assert serving_a.calls == [] and serving_a.serving_units() == [A]
+
+
+def test_a_model_with_another_time_and_the_same_content_serves(serving_a: World) -> None:
+    digest = hashlib.sha256(b"abc").hexdigest()
+    plan = swap_plan(serving_a, "b")
+    root, data = serving_a.paths.root, plan.to_dict()
+    data["service"]["models"]["target"]["sha256"] = digest
+    (root / "opt/models/m/specswap-model.json").write_text(json.dumps({"sha256": digest, "mtime_ns": 1}))
+    assert run_swap(Plan.from_dict(data), journal(serving_a), serving_a.context()).outcome == "swapped"
+
+
+def test_the_preflight_of_a_large_release_is_quick(world: World) -> None:
+    """Thousands of files; the bound is several times the aim of 0.3 s, for busy machines."""
+    plan = swap_plan(world, "a")
+    release = world.paths.root / "opt/envs/e-1"
+    lines = [(release / "specswap-files.txt").read_text()]
+    for folder in range(100):
+        (release / f"pkg{folder}").mkdir()
+        for number in range(30):
+            path = release / f"pkg{folder}/m{number}.py"
+            path.touch()
+            lines.append(f"{'0' * 64} 0 {path.stat().st_mtime_ns} pkg{folder}/m{number}.py\n")
+    text = "".join(lines)
+    (release / "specswap-files.txt").write_text(text)
+    stamp = json.loads((release / "specswap-release.json").read_text())
+    stamp["files_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (release / "specswap-release.json").write_text(json.dumps(stamp))
+    assert plan.service is not None
+    start = time.monotonic()
+    assert preflight(world.context(), plan.service, []) == []
+    assert time.monotonic() - start < 1.5
 
 
 def test_failure_on_an_empty_slot_leaves_it_empty(world: World) -> None:
