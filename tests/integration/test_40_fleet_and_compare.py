@@ -47,6 +47,7 @@ def test_quick_comparison_has_real_tokens_and_claims_nothing(provisioned: Hosts,
         assert arm["e2e_tok_per_s"] > 0
     assert comparison["verdict"]["word"] == "not enough rounds"
     for block in comparison["blocks"]:
+        assert block["client_uid"] != 0, "the client ran as root"
         for request in block["requests"]:
             assert request["completion_tokens"] > 0
             assert len(request["output_sha256"]) == 64
@@ -56,8 +57,15 @@ def test_quick_comparison_has_real_tokens_and_claims_nothing(provisioned: Hosts,
     assert provisioned.active_units() == ["llamacpp-baseline-smoke.service"]
 
 
-def test_bench_measures_the_active_variant(provisioned: Hosts, tmp_path: Path) -> None:
-    provisioned.play("bench.yml", specswap_results_dir=str(tmp_path / "results")).ok()
-    found = list((tmp_path / "results").rglob("*.json"))
-    assert found
-    assert any("completion_tokens" in path.read_text() for path in found)
+def test_bench_measures_the_active_variant_with_a_suite_of_the_controller(provisioned: Hosts, tmp_path: Path) -> None:
+    suite = tmp_path / "mine.jsonl"
+    suite.write_text('{"id": "count", "turns": ["Count from one to ten."], "max_tokens": 32}\n')
+    provisioned.play("bench.yml", specswap_results_dir=str(tmp_path / "results"), suite=str(suite)).ok()
+    (file,) = (tmp_path / "results/blocks").iterdir()
+    result = json.loads(file.read_text())
+    assert (result["host"], result["slot"], result["variant"]) == ("ct200", "smoke", "baseline")
+    block = result["block"]
+    assert [request["prompt"] for request in block["requests"]] == ["count"]
+    assert 0 < block["summary"]["completion_tokens"] <= 32 and block["summary"]["failed"] == 0
+    assert block["suite"] == "mine" and block["client_uid"] != 0
+    assert block["server_info"]["model_path"].endswith(".gguf")

@@ -148,5 +148,16 @@ def test_the_toolkit_on_the_host_is_whole(host: Host) -> None:
     current = host.check_output("readlink -f /opt/specswap/lib/current")
     assert host.file("/usr/local/bin/specswap-host").mode == 0o755
     assert host.run("specswap-host --help").rc == 0
-    digest = current.rsplit("/", 1)[1]
-    assert len(digest) == 12, current
+    named = current.rsplit("/", 1)[1]
+    assert host.check_output("/usr/bin/python3 -I -B -c %s %s", LIB_HASH, current) == named, "files were edited by hand"
+
+
+LIB_HASH = """
+import hashlib, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from specswap_host.toolkit import LIB_SOURCES, tree_hash
+names = [Path(source).name for source in LIB_SOURCES]
+together = "\\n".join(f"{name} {tree_hash(Path(sys.argv[1]) / name)}" for name in names)
+print(hashlib.sha256(together.encode()).hexdigest()[:12])
+"""
