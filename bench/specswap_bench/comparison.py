@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specswap_host.golden import first_divergence
-
 from . import __version__
 from .statistics import Evidence, decide, geometric_mean, pair_log_ratio
 from .summary import summarize
@@ -50,6 +48,8 @@ def match_outputs(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) 
 
     Greedy decoding still flips near-ties when tokens are verified in groups, so this is a rate and no pass or fail.
     """
+    from specswap_host.golden import first_divergence  # late: reports are made without the host's package
+
     compared = equal = 0
     diverged: list[dict[str, Any]] = []
     for one, other in pairs:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from .context import Context, Paths
     from .plan import Plan
 
+DISAGREE = 1
 USAGE = 2
 REFUSED = 5
 INTERRUPTED = 6
 COMPARE_FAILED = 7
 
 _EPILOG = """\
-exit codes: 0 swapped, nothing to do, or compared; 2 usage; 3 rolled back; 4 rollback failed; 5 refused, nothing was
-touched; 6 interrupted; 7 comparison or block failed
+exit codes: 0 swapped, nothing to do, or compared; 1 status says that state and host disagree; 2 usage; 3 rolled back;
+4 rollback failed; 5 refused, nothing was touched; 6 interrupted; 7 comparison or block failed
 
 examples:
   specswap-host status
@@ -177,6 +178,7 @@ def _plan_from_stdin(what: str = "plan") -> Any:
 
 
 def _status(args: argparse.Namespace) -> int:
+    """Exit code 0; 1 when what was committed and what is true now disagree in a slot."""
     from .registry import slots
     from .report import slot_status, status_text
 
@@ -188,7 +190,7 @@ def _status(args: argparse.Namespace) -> int:
     else:
         texts = [status_text(status) for status in statuses.values()]
         print("\n\n".join(texts) or "no slot on this host; run site.yml")
-    return 0
+    return 0 if all(status["agree"] for status in statuses.values()) else DISAGREE
 
 
 def _history(args: argparse.Namespace) -> int:

@@ -105,7 +105,7 @@ def _passages(events: Sequence[Event]) -> list[dict[str, Any]]:
                 {
                     "tier": event["tier"],
                     "name": detail.get("name"),
-                    "result": name[len("tier_") :] if name.startswith("tier_") else name,
+                    "result": _tier_result(name, detail),
                     "took_s": detail.get("took_s"),
                     "budget_s": detail.get("budget_s"),
                     "message": detail.get("message") or detail.get("reason"),
@@ -117,9 +117,16 @@ def _passages(events: Sequence[Event]) -> list[dict[str, Any]]:
     return passages
 
 
+def _tier_result(name: str, detail: dict[str, Any]) -> str:
+    if detail.get("told_only"):
+        return "told only"
+    return name[len("tier_") :] if name.startswith("tier_") else name
+
+
 def _failure(events: Sequence[Event]) -> dict[str, Any] | None:
     names = ("crashed", "tier_failed", "handover_failed", "preflight_failed")
-    first = next((event for event in events if event["event"] in names), None)
+    counting = (event for event in events if not event["detail"].get("told_only"))
+    first = next((event for event in counting if event["event"] in names), None)
     if first is None:
         return None
     detail = first["detail"]

@@ -2,8 +2,10 @@
 
 Tiers: 0 unit, 1 listener, 2 health, 3 identity, 4 completion, 5 canary, 6 floor; then a soak that repeats 0 to 2. The
 unit is looked at in every poll of every tier, and questions over HTTP run beside that loop, so that a crash is a
-verdict at the crash and a hung server hides nothing. All durations are seconds. Budgets: tiers 0 to 2 share `load_s`,
-since nobody can say in which of them a load is spent; 3 and 4 have `gate_s` each, 5 `canary_s`, 6 `floor_s`.
+verdict at the crash and a hung server hides nothing. On the way back to the committed service tiers 5 and 6 are only
+told: whatever they say, a service that answers is better than none. All durations are seconds. Budgets: tiers 0 to 2
+share `load_s`, since nobody can say in which of them a load is spent; 3 and 4 have `gate_s` each, 5 `canary_s`, 6
+`floor_s`.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Failure:
 class GateResult:
     """Outcome of one passage; `completed_at` is the monotonic time of tier 4.
 
-    `canary` holds what was generated, None where the settings ask for no canary.
+    `canary` holds what was generated, None where the settings ask for no canary. `told` has the messages of tiers that
+    did not pass and did not count.
     """
 
     ok: bool
@@ -85,6 +88,7 @@ class GateResult:
     completed_at: float | None = None
     failure: Failure | None = None
     canary: Canary | None = None
+    told: tuple[str, ...] = ()
 
 
 class _Stop(Exception):
@@ -110,7 +114,7 @@ def check_listener(listeners: Sequence[Listener], control_group: str) -> tuple[b
 class Gate:
     """One passage of one service. `invocation_before` is the unit's InvocationID before the start was asked for.
 
-    Not `cancellable` is the way back to the committed service: it goes to its end, and its speed is only told.
+    Not `cancellable` is the way back to the committed service: it goes to its end, and tiers 5 and 6 are only told.
     """
 
     def __init__(
@@ -127,6 +131,7 @@ class Gate:
         self._tier_start = self._tier_end = self._start
         self._tier = 0
         self._tiers: list[int] = []
+        self._told: list[str] = []
         self._state = UnitState(service.unit)
         self._invocation = ""
         self._idle = 0
@@ -157,15 +162,21 @@ class Gate:
             self._pass(3, ("gate_s", budgets.gate_s), self._tier_identity)
             self._pass(4, ("gate_s", budgets.gate_s), lambda: self._ask(self._complete))
             self._completed_at = self._ctx.clock.mono()
-            self._tier_canary(settings.canary, settings.canary_s)
-            self._pass(6, ("floor_s", settings.floor_s), self._tier_floor)
+            self._judge_output(lambda: self._tier_canary(settings.canary, settings.canary_s))
+            self._judge_output(lambda: self._pass(6, ("floor_s", settings.floor_s), self._tier_floor))
             self._soak()
         except _Stop as stop:
             failure = stop.failure
             self._note(failure.kind, failure.tier, message=failure.message, **failure.report)
             return GateResult(False, tuple(self._tiers), self._invocation, self._seconds(), None, failure)
         return GateResult(
-            True, tuple(self._tiers), self._invocation, self._seconds(), self._completed_at, canary=self._canary
+            True,
+            tuple(self._tiers),
+            self._invocation,
+            self._seconds(),
+            self._completed_at,
+            canary=self._canary,
+            told=tuple(self._told),
         )
 
     def _seconds(self) -> float:
@@ -205,6 +216,18 @@ class Gate:
             budget_s=seconds,
             evidence=evidence,
         )
+
+    def _judge_output(self, tier: Callable[[], None]) -> None:
+        """Tier 5 or 6: how well it serves. On the way back a failure is told, no more; a crash still is a verdict."""
+        try:
+            tier()
+        except _Stop as stop:
+            failure = stop.failure
+            if not self._way_back or failure.kind != "tier_failed":
+                raise
+            self._probe = None  # a question that is still open must not be taken for the next tier's answer
+            self._told.append(failure.message)
+            self._note(failure.kind, failure.tier, message=failure.message, told_only=True, **failure.report)
 
     def _left(self) -> float:
         return self._tier_end - self._ctx.clock.mono()
@@ -429,9 +452,6 @@ class Gate:
         if self._canary is not None:
             self._canary = replace(self._canary, repetitive=self._fastest)
         measured = speed.ok or self._floor_tries >= FLOOR_TRIES
-        if measured and not speed.ok and self._way_back:
-            # Nothing better is to be had: a slow machine must not turn a variant that serves into a failed way back.
-            return Probe(True, speed.message, {**evidence, "below_floor": True})
         return Probe(speed.ok, speed.message, evidence, final=measured and not speed.ok)
 
     def _generate(self, ask: Ask) -> Answer:

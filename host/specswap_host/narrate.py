@@ -75,8 +75,7 @@ def _floor(evidence: Detail) -> str:
     drafts = f"{accepted:.2f} tokens per step" if isinstance(accepted, (int, float)) else evidence["accept_length_why"]
     record = evidence["record"]
     usual = f"the record is {record:.1f}" if isinstance(record, (int, float)) else f"record {record}"
-    slow = ", BELOW THE FLOOR" if evidence.get("below_floor") else ""
-    return f"{drafts}; {evidence['tok_per_s']:.1f} tok/s, {usual}{slow}"
+    return f"{drafts}; {evidence['tok_per_s']:.1f} tok/s, {usual}"
 
 
 def _tier_passed(event: Mapping[str, Any], detail: Detail) -> str:
@@ -125,12 +124,22 @@ def _finished(_: Mapping[str, Any], detail: Detail) -> str:
 def _rolled_back(_: Mapping[str, Any], detail: Detail) -> str:
     if not detail.get("variant"):
         return str(detail["message"])
-    return f"rolled back: {detail['variant']} serves again, proven through the gate"
+    text = f"rolled back: {detail['variant']} serves again, "
+    if detail.get("told"):
+        return f"{text}proven by tiers 0 to 4 and the soak; told only: {'; '.join(detail['told'])}"
+    return f"{text}proven through the gate"
+
+
+def _tier_failed(_: Mapping[str, Any], detail: Detail) -> str:
+    if detail.get("told_only"):
+        return f"NOT PASSED, told only on the way back: {detail['message']}"
+    return f"FAILED {detail['message']}"
 
 
 def _committed(_: Mapping[str, Any], detail: Detail) -> str:
     if detail.get("refreshed"):
-        return f"unit of {detail['variant']} rewritten and reloaded; its process goes on"
+        done = f"without a restart of {detail['variant']}: {', '.join(detail['refreshed'])}"
+        return done + (f"; {detail['warning']}" if detail.get("warning") else "")
     text = f"committed: {detail['variant']} is active"
     text += f"; {detail['warning']}" if detail.get("warning") else " and starts at boot"
     return text + (f"; {_seconds(detail['downtime_s'])} without service" if detail.get("downtime_s") else "")
@@ -157,7 +166,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any], Detail], str]] = {
     "tier_passed": _tier_passed,
     "tier_skipped": lambda e, d: f"tier {e['tier']} {d['name']} SKIPPED: {d['reason']}",
     "golden_recorded": lambda _, d: f"greedy text of {d['variant']} kept as golden: {d['file']}",
-    "tier_failed": lambda _, d: f"FAILED {d['message']}",
+    "tier_failed": _tier_failed,
     "crashed": _crashed,
     "soak_passed": lambda _, d: f"soak passed: {d['polls']} looks in {_seconds(d['seconds'])}",
     "committed": _committed,

@@ -19,7 +19,7 @@ from .plan import Plan, PlanError, Service
 from .preflight import preflight
 from .procfs import unit_of
 from .state import StateError
-from .swap import process_text, slot_units, unit_on_disk
+from .swap import slot_units, unit_on_disk, what_is_needed
 from .systemd import SystemdError
 
 
@@ -151,10 +151,9 @@ def _numbers(tiers: Sequence[int]) -> str:
 def plan_diff(ctx: Context, plan: Plan) -> dict[str, Any]:
     """What a swap by `plan` would change, stop and cost. Touches nothing.
 
-    Keys: slot, active, wanted, noop, refresh (only reloadable lines of the unit differ: nothing stops), unit_diff
-    (unified), argv_before, argv_after, env_before, env_after, stops, starts, expected_downtime_s and expected_seconds
-    (medians of this slot's earlier swaps to the variant, or of all its swaps; null without any), findings (why it
-    would be refused).
+    Keys: slot, active, wanted, noop, refresh (what is done in words where nothing stops), unit_diff (unified),
+    argv_before, argv_after, stops, starts, expected_downtime_s (median of this slot's earlier swaps to the variant, or
+    of all its swaps; null without any), findings (why it would be refused).
     """
     state = states.load(ctx.paths.state(plan.slot), plan.slot)
     if plan.kind == "compare":
@@ -165,16 +164,8 @@ def plan_diff(ctx: Context, plan: Plan) -> dict[str, Any]:
         raise PlanError(f"slot {plan.slot}: no variant was committed before the active one")
     units = slot_units(state, [wanted])
     live = unit_on_disk(ctx, wanted.unit)
-    proof_ok = active is not None and active.same_as(wanted) and live == wanted.unit_text and prove_now(ctx, active).ok
-    # The same plan under a unit that differs in reloadable lines only: written and committed, nothing is stopped.
-    refresh = (
-        active is not None
-        and not proof_ok
-        and (active.unit, active.plan_hash, active.identity) == (wanted.unit, wanted.plan_hash, wanted.identity)
-        and len({process_text(text) for text in (active.unit_text, live, wanted.unit_text)}) == 1
-        and prove_now(ctx, active).ok
-    )
-    stays = proof_ok or refresh
+    need = what_is_needed(ctx, state, wanted)
+    stays = need.kind != "swap"
     running = [one.unit for one in ctx.systemd.show(*units) if one.running]
     before, after = list(active.argv) if active else [], list(wanted.argv)
     diff = difflib.unified_diff(
@@ -189,17 +180,14 @@ def plan_diff(ctx: Context, plan: Plan) -> dict[str, Any]:
         "slot": plan.slot,
         "active": active.variant if active else None,
         "wanted": wanted.variant,
-        "noop": proof_ok,
-        "refresh": refresh,
+        "noop": need.kind == "noop",
+        "refresh": list(need.changes),
         "unit_diff": "".join(diff),
         "argv_before": before,
         "argv_after": after,
-        "env_before": dict(active.env) if active else {},
-        "env_after": dict(wanted.env),
         "stops": [] if stays else running,
         "starts": None if stays else wanted.unit,
         "expected_downtime_s": 0.0 if stays else _median([e["downtime_s"] for e in alike if e["downtime_s"]]),
-        "expected_seconds": _median([e["seconds"] for e in alike]),
         "findings": [] if stays else [finding.to_dict() for finding in preflight(ctx, wanted, units)],
     }
 

@@ -97,13 +97,19 @@ def finalise(ctx: Context, state: State, others: Sequence[str]) -> None:
     """
     active = state.active.service.unit if state.active else None
     for unit in sorted({*others, *([active] if active else [])}):
+        drop_in = ctx.paths.gate_drop_in(unit)
         with contextlib.suppress(FileNotFoundError):
-            ctx.paths.gate_drop_in(unit).unlink()
-    if active:
-        ctx.systemd.enable(active)
-    for unit in sorted(set(others) - {active}):
-        ctx.systemd.disable(unit)
-    ctx.systemd.daemon_reload()
+            drop_in.unlink()
+        with contextlib.suppress(OSError):
+            drop_in.parent.rmdir()  # unless somebody else has put something there
+    try:
+        if active:
+            ctx.systemd.enable(active)
+        for unit in sorted(set(others) - {active}):
+            ctx.systemd.disable(unit)
+    finally:
+        # Also where /etc is full or read-only: without it the gate's drop-in stays in force, and a crash stays a crash.
+        ctx.systemd.daemon_reload()
 
 
 def slot_units(state: State, services: Sequence[Service]) -> list[str]:
@@ -150,10 +156,11 @@ class _Swap:
             wanted = self._wanted()
             if fresh:
                 return self._swap(wanted)
-            if self._is_noop(wanted):
+            need = what_is_needed(self._ctx, self._state, wanted)
+            if need.kind == "noop":
                 return self._result("noop", active=wanted.variant, downtime_s=0.0)
-            if self._is_refresh(wanted):
-                return self._refresh(wanted)
+            if need.kind == "refresh":
+                return self._refresh(wanted, need.changes)
             return self._swap(wanted)
         except _Refused as refused:
             return self._result(
@@ -195,44 +202,25 @@ class _Swap:
             raise _Refused(f"a plan of kind {self._plan.kind} holds no service", "submit a plan of kind swap")
         return self._plan.service
 
-    def _is_noop(self, wanted: Service) -> bool:
-        active = self._state.active
-        if active is None or not active.service.same_as(wanted):
-            return False
-        return unit_on_disk(self._ctx, wanted.unit) == wanted.unit_text and self._holds_the_slot(wanted)
-
-    def _holds_the_slot(self, wanted: Service) -> bool:
-        """The wanted service serves now, alone in its slot, starts at boot, and systemd knows its file."""
-        proof = prove_now(self._ctx, wanted)
-        return (
-            proof.ok
-            and proof.unit.unit_file_state == "enabled"
-            and not proof.unit.need_daemon_reload
-            and not any(state.running for state in self._ctx.systemd.show(*wanted.rivals))
-        )
-
-    def _is_refresh(self, wanted: Service) -> bool:
-        """Only what a reload puts in force has changed (rivals, stop budget): no reason to restart the process."""
-        active = self._state.active
-        if active is None or (active.service.plan_hash, active.service.identity, active.service.unit) != (
-            wanted.plan_hash,
-            wanted.identity,
-            wanted.unit,
-        ):
-            return False
-        texts = {active.service.unit_text, unit_on_disk(self._ctx, wanted.unit), wanted.unit_text}
-        return len({process_text(text) for text in texts}) == 1 and self._holds_the_slot(wanted)
-
-    def _refresh(self, wanted: Service) -> SwapResult:
-        """Write the unit and commit it under the process that serves already, without a moment of downtime."""
+    def _refresh(self, wanted: Service, changes: Sequence[str]) -> SwapResult:
+        """Put in force what needs no restart, under the process that serves already: no moment of downtime."""
         assert self._state.active is not None
         active = self._state.active
-        write_text(self._ctx.paths.unit(wanted.unit), wanted.unit_text)
+        units = slot_units(self._state, [wanted])
+        if unit_on_disk(self._ctx, wanted.unit) != wanted.unit_text:
+            write_text(self._ctx.paths.unit(wanted.unit), wanted.unit_text)
         renewed = Active(wanted, active.since, active.job, active.invocation_id, active.tiers)
         self._state = State(self._plan.slot, renewed, self._state.previous)
         states.save(self._ctx.paths.state(self._plan.slot), self._state)
-        self._ctx.systemd.daemon_reload()
-        self._note("committed", variant=wanted.variant, unit=wanted.unit, downtime_s=0.0, refreshed=True)
+        warning = self._set_boot(self._state, units)
+        self._note(
+            "committed",
+            variant=wanted.variant,
+            unit=wanted.unit,
+            downtime_s=0.0,
+            refreshed=list(changes),
+            warning=warning,
+        )
         return self._result("swapped", downtime_s=0.0, active=wanted.variant)
 
     def _swap(self, wanted: Service) -> SwapResult:
@@ -333,25 +321,32 @@ class _Swap:
         # The rename above is the commit: from here on the wanted variant is the one to come back to.
         self._state = committed
         self._touched, self._lenient = False, True
-        self._keep_figures(active, result)
+        boot = self._set_boot(committed, units)
+        figures = self._keep_figures(active, result)
+        return "; ".join(problem for problem in (boot, figures) if problem)
+
+    def _set_boot(self, state: State, units: Sequence[str]) -> str:
+        """`finalise`; what went wrong in words, as the service serves all the same."""
         try:
-            finalise(self._ctx, committed, units)
+            finalise(self._ctx, state, units)
         except (SystemdError, OSError) as error:
             return f"serving, but the boot settings could not be written ({error}); swap again to repair them"
         return ""
 
-    def _keep_figures(self, active: Active, result: GateResult) -> None:
-        """Keep what the canary said as golden and record, for the gates to come; that failing fails no swap."""
+    def _keep_figures(self, active: Active, result: GateResult) -> str:
+        """Keep what the canary said as golden and record, for the gates to come; what went wrong, in words."""
         if result.canary is None:
-            return
+            return ""
         ctx, service = self._ctx, active.service
         try:
             kept = goldens.record(ctx.paths, service, result.canary, active.job, active.since)
             if kept is not None:
                 self._note("golden_recorded", file=str(kept), variant=service.variant)
             note_record(ctx.paths, service, result.canary.repetitive, active.job, active.since)
-        except OSError as error:
-            print(f"golden or record not kept: {error}", file=sys.stderr)
+        # The service is committed: whatever is wrong with files of figures, it is no failure of the swap.
+        except Exception as error:
+            return f"golden or record not kept ({type(error).__name__}: {error})"
+        return ""
 
     # --- the way back
 
@@ -381,7 +376,8 @@ class _Swap:
             cause = f"{failure.message}. Nothing was committed before, so the slot is empty now"
             return self._result(outcome, cause=cause, advice=failure.advice, report=failure.report)
         downtime = self._downtime(result)
-        self._note("rolled_back", variant=back_to, unit=active.service.unit, downtime_s=downtime)
+        told = list(result.told) if result else []
+        self._note("rolled_back", variant=back_to, unit=active.service.unit, downtime_s=downtime, told=told)
         return self._result(
             outcome,
             cause=failure.message,
@@ -437,23 +433,25 @@ class _Swap:
         cause = "a job broke off in the middle of a swap"
         self._note("rollback_started", cause=cause, from_variant=None, to_variant=service.variant)
         try:
-            failure, _ = self._restore(units, service)
+            failure, result = self._restore(units, service)
         finally:
             with contextlib.suppress(SystemdError, OSError):
                 finalise(ctx, self._state, units)
         if failure is not None:
             return False, f"{service.variant} could not be brought back: {failure.message}"
-        return True, f"{service.variant} was brought back through the gate"
+        told = f"; told only: {'; '.join(result.told)}" if result and result.told else ""
+        return True, f"{service.variant} was brought back through the gate{told}"
 
     # --- small things
 
     def _note(self, event: str, tier: int | None = None, **detail: Any) -> None:
-        try:
+        if not self._lenient:
             self._journal.append(self._plan.job, event, tier, **detail)
+            return
+        try:
+            self._journal.append_at_last(self._plan.job, event, tier, **detail)
         except JournalError as error:
             # After the commit and on the way back nothing may stop us, least of all the report about it.
-            if not self._lenient:
-                raise
             print(f"{event}: {detail} (not in the journal: {error})", file=sys.stderr)
 
     def _cancel_point(self, where: str) -> None:
@@ -487,6 +485,40 @@ class _Swap:
 
     def _result(self, outcome: str, **values: Any) -> SwapResult:
         return SwapResult(outcome, round(self._ctx.clock.mono() - self._start, 3), **values)
+
+
+@dataclass(frozen=True)
+class Need:
+    """What brings a slot to a service: `noop`, `refresh` (`changes`, in words, without a restart) or `swap`."""
+
+    kind: str
+    changes: tuple[str, ...] = ()
+
+
+def what_is_needed(ctx: Context, state: State, wanted: Service) -> Need:
+    """Look at state and host, touch nothing. A job and `--check` both go by this. Raises `SystemdError`.
+
+    Nothing is needed when the very service is committed, serves now (tiers 0 to 3), alone in its slot, and starts at
+    boot. A refresh will do where only the boot setting or lines of the unit that a reload puts in force differ.
+    """
+    active = state.active.service if state.active else None
+    if active is None or (active.unit, active.plan_hash, active.identity) != (
+        wanted.unit,
+        wanted.plan_hash,
+        wanted.identity,
+    ):
+        return Need("swap")
+    texts = {active.unit_text, unit_on_disk(ctx, wanted.unit), wanted.unit_text}
+    if len({process_text(text) for text in texts}) != 1:
+        return Need("swap")
+    proof = prove_now(ctx, wanted)
+    # A unit that systemd has not read anew may have been started with other settings than those in its file.
+    if not proof.ok or proof.unit.need_daemon_reload or any(unit.running for unit in ctx.systemd.show(*wanted.rivals)):
+        return Need("swap")
+    changes = [f"rewrite {wanted.unit}"] if len(texts) > 1 else []
+    if proof.unit.unit_file_state != "enabled":
+        changes.append(f"enable {wanted.unit} at boot (it is {proof.unit.unit_file_state or 'of unknown state'})")
+    return Need("refresh", tuple(changes)) if changes else Need("noop")
 
 
 def process_text(unit_text: str) -> str:

@@ -64,7 +64,7 @@ def would_do(found: Mapping[str, Any]) -> dict[str, Any]:
     title = f"command line: {found['active'] or 'nothing'} -> {found['wanted']}"
     diff.append(as_diff(_command(found["argv_before"]), _command(found["argv_after"]), title))
     if found.get("refresh"):
-        text = f"would rewrite the unit of {found['wanted']} under its process; nothing is stopped"
+        text = f"would {' and '.join(found['refresh'])}, under the process that serves; nothing is stopped"
         return {"changed": True, "diff": diff[:1], "plan": dict(found), "msg": text}
     cost = found["expected_downtime_s"]
     lines = [

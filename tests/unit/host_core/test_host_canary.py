@@ -10,11 +10,14 @@ import pytest
 from host_doubles import Behaviour, World, service_dict, swap_plan
 from specswap_host import floor
 from specswap_host import golden as goldens
+from specswap_host import state as states
+from specswap_host import swap as swaps
 from specswap_host.degenerate import assess_short
 from specswap_host.engines import Answer, GenerateError
 from specswap_host.journal import Journal
+from specswap_host.narrate import narrate
 from specswap_host.plan import GateSettings, PlanError, Service
-from specswap_host.swap import SwapResult, run_swap
+from specswap_host.swap import SwapResult, restore_committed, run_swap
 
 A, B = "llamacpp-a-smoke.service", "llamacpp-b-smoke.service"
 DRAFTS = {"claims": {"drafts": True}}
@@ -152,12 +155,51 @@ def test_speed_floor_from_the_own_record(baseline: World) -> None:
     assert sorted(len(plan["runs"]) for plan in record["plans"].values()) == [2, 3]
 
 
-def test_a_slow_machine_does_not_fail_the_way_back(baseline: World) -> None:
-    baseline.behaviours[A] = [Behaviour(tok_per_s=[20.0])]
+def told(world: World, event: str) -> dict[str, Any]:
+    events = Journal(world.paths.journal("smoke")).read(job="job")
+    return next(e for e in events if e["event"] == event)
+
+
+@pytest.mark.parametrize("damage", ["slow machine", "damaged golden", "generation hangs after the completion"])
+def test_output_that_is_not_as_it_was_does_not_fail_the_way_back(baseline: World, damage: str) -> None:
+    behaviour, tier = Behaviour(), 5
+    if damage == "slow machine":
+        behaviour, tier = Behaviour(tok_per_s=[20.0]), 6
+    elif damage == "damaged golden":
+        kept = json.loads(golden_file(baseline).read_text())
+        golden_file(baseline).write_text(json.dumps({**kept, "texts": dict.fromkeys(kept["texts"], "spoiled")}))
+    else:
+        behaviour = Behaviour(refuses=GenerateError("river: no answer", final=False))
+    baseline.behaviours[A] = [behaviour]
     baseline.behaviours[B] = [Behaviour(exit_s=0.15)]
-    assert swap(baseline, "b").outcome == "rolled_back"
-    found = evidence(baseline, 6)
-    assert found["below_floor"] and (found["tok_per_s"], found["record"]) == (20.0, 100.0)
+    result = swap(baseline, "b")
+    assert (result.outcome, result.active) == ("rolled_back", "a") and baseline.serving_units() == [A]
+    failed = told(baseline, "tier_failed")
+    assert failed["tier"] == tier and failed["detail"]["told_only"]
+    assert "told only" in narrate(failed) and "FAILED" not in narrate(failed)
+    back = told(baseline, "rolled_back")
+    assert f"tier {tier}" in back["detail"]["told"][0] and "told only: tier" in narrate(back)
+    active = states.load(baseline.paths.state("smoke"), "smoke").active
+    assert active is not None and tier not in active.tiers, "what did not pass is not claimed as proof"
+
+
+def test_a_crash_while_the_output_is_told_fails_the_way_back(baseline: World) -> None:
+    baseline.behaviours[A] = [Behaviour(refuses=GenerateError("river: no answer", final=False), exit_s=2.0)]
+    baseline.behaviours[B] = [Behaviour(exit_s=0.15)]
+    result = swap(baseline, "b")
+    assert result.outcome == "rollback_failed" and "crashed" in [
+        e["event"] for e in Journal(baseline.paths.journal("smoke")).read(job="job")
+    ]
+
+
+def test_settling_tells_output_and_brings_back_all_the_same(baseline: World) -> None:
+    golden_file(baseline).write_text(
+        json.dumps({**json.loads(golden_file(baseline).read_text()), "texts": {a.id: "x" for a in goldens.GREEDY}})
+    )
+    baseline.units[A].stop_at = baseline.clock.now
+    journal = Journal(baseline.paths.journal("smoke"))
+    proven, did = restore_committed(swap_plan(baseline, "b"), journal, baseline.context())
+    assert proven and "brought back" in did and "told only: tier 5 canary" in did
 
 
 def test_switched_off_canary_is_skipped_and_says_so(world: World) -> None:
@@ -183,6 +225,27 @@ def test_damaged_files_are_named_and_fail_nothing(baseline: World) -> None:
     assert "cannot be used" in evidence(baseline, 5, "again")["golden_why"]
     assert "cannot be used" in evidence(baseline, 6, "again")["record_why"]
     assert json.loads(golden_file(baseline).read_text())["schema"] == 1, "the next variant without drafts mends it"
+
+
+@pytest.mark.parametrize("shape", [{"x": 5}, {"x": {"at": 1}}, {"x": {"runs": 5, "at": "soon"}}])
+def test_a_record_of_another_shape_fails_no_swap(baseline: World, shape: dict[str, Any]) -> None:
+    record = baseline.paths.record("smoke")
+    record.write_text(json.dumps({"schema": 1, "plans": {**shape, **{f"p{n}": 1 for n in range(3)}}}))
+    assert swap(baseline, "b").outcome == "swapped"
+    assert baseline.enabled == {B} and baseline.serving_units() == [B]
+    assert [plan["variant"] for plan in json.loads(record.read_text())["plans"].values()] == ["b"]
+
+
+def test_figures_that_cannot_be_kept_are_told_and_fail_no_swap(
+    baseline: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("not what it was")
+
+    monkeypatch.setattr(swaps, "note_record", broken)
+    assert swap(baseline, "b").outcome == "swapped"
+    assert baseline.enabled == {B}, "the boot is set before figures are kept"
+    assert "not kept (TypeError: not what it was)" in told(baseline, "committed")["detail"]["warning"]
 
 
 def test_golden_of_other_requests_or_of_another_model_is_absent(baseline: World) -> None:

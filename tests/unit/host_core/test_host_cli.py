@@ -9,21 +9,24 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from host_doubles import Behaviour, World, service_dict, swap_plan
 from specswap_host import cli
+from specswap_host import state as states
 from specswap_host.history import history, history_text
 from specswap_host.job import run, submit
 from specswap_host.journal import Journal
 from specswap_host.lock import Owner, SlotLock
-from specswap_host.plan import Plan
+from specswap_host.narrate import narrate
+from specswap_host.plan import Plan, Service
 from specswap_host.report import plan_diff, slot_status, status_text
-from specswap_host.swap import run_swap
+from specswap_host.swap import run_swap, what_is_needed
 
-B = "llamacpp-b-smoke.service"
+A, B = "llamacpp-a-smoke.service", "llamacpp-b-smoke.service"
 
 
 @pytest.fixture(autouse=True)
@@ -100,12 +103,14 @@ def test_status_of_a_serving_slot(world: World, capsys: pytest.CaptureFixture[st
     assert status["active"]["variant"] == "a" and status["active"]["proven_tiers"] == [0, 1, 2, 3, 4, 5, 6]
     assert status["live"]["tiers"] == [0, 1, 2, 3] and status["agree"] is True and status["reasons"] == []
     assert status["live"]["port"][0]["unit"] == "llamacpp-a-smoke.service"
-    text = do(capsys, "status")[1]
-    assert "state and host agree" in text and "declares" not in text
+    code, text, _ = do(capsys, "status")
+    assert code == 0 and "state and host agree" in text and "declares" not in text
 
 
 @pytest.mark.parametrize("spoil", ["stopped", "rival", "foreign", "disabled", "unit file"])
-def test_status_tells_when_state_and_host_disagree(world: World, spoil: str) -> None:
+def test_status_tells_when_state_and_host_disagree(
+    world: World, spoil: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     register(world)
     swap(world, "a", "j1")
     if spoil == "stopped":
@@ -121,6 +126,10 @@ def test_status_tells_when_state_and_host_disagree(world: World, spoil: str) -> 
     status = slot_status(world.context(), "smoke")
     assert not status["agree"] and status["reasons"]
     assert "DISAGREE" in status_text(status)
+    code, out, _ = do(capsys, "status", "--json")
+    assert code == 1 and json.loads(out)["slots"]["smoke"]["reasons"]
+    code, out, _ = do(capsys, "status")
+    assert code == 1 and "DISAGREE" in out
 
 
 def test_status_of_a_busy_and_of_an_interrupted_slot(world: World) -> None:
@@ -164,11 +173,62 @@ def test_diff_shows_everything_and_touches_nothing(world: World, monkeypatch: py
     assert diff["stops"] == ["llamacpp-a-smoke.service"] and diff["starts"] == B
     assert "+ExecStart=/bin/sh b" in diff["unit_diff"]
     assert diff["argv_before"][-1] == "a" and diff["argv_after"][-1] == "b"
-    assert diff["findings"] == [] and diff["expected_seconds"] > 0
+    assert diff["findings"] == [] and diff["expected_downtime_s"] is None
     same = plan_diff(world.context(), swap_plan(world, "a"))
     assert same["noop"] and same["stops"] == [] and same["unit_diff"] == ""
     assert world.calls == calls
     assert sorted((path, path.read_bytes()) for path in world.paths.root.rglob("*") if path.is_file()) == before
+
+
+def test_a_unit_that_would_not_start_at_boot_is_enabled_without_a_restart(world: World) -> None:
+    register(world)
+    swap(world, "a", "j1")
+    world.enabled.clear()
+    invocation = world.units[A].invocation
+    diff = plan_diff(world.context(), swap_plan(world, "a"))
+    assert not diff["noop"] and diff["stops"] == [] and diff["starts"] is None and diff["expected_downtime_s"] == 0.0
+    assert diff["refresh"] == [f"enable {A} at boot (it is disabled)"]
+    swap(world, "a", "j2")
+    events = Journal(world.paths.journal("smoke")).read(job="j2")
+    assert events[-1]["detail"]["outcome"] == "swapped" and events[-1]["detail"]["downtime_s"] == 0.0
+    assert f"without a restart of a: enable {A} at boot" in narrate(events[-2])
+    assert world.enabled == {A} and world.units[A].invocation == invocation and world.units[A].stop_at is None
+    assert plan_diff(world.context(), swap_plan(world, "a"))["noop"]
+
+
+@pytest.mark.parametrize("spoil", ["rival runs", "systemd has not read the file"])
+def test_diff_goes_by_what_the_job_goes_by(world: World, monkeypatch: pytest.MonkeyPatch, spoil: str) -> None:
+    register(world)
+    swap(world, "a", "j1")
+    context = world.context()
+    if spoil == "rival runs":
+        world.start(B)
+    else:
+        show = context.systemd.show
+        stale = lambda *units: [replace(state, need_daemon_reload=True) for state in show(*units)]  # noqa: E731
+        monkeypatch.setattr(context.systemd, "show", stale)
+    diff = plan_diff(context, swap_plan(world, "a"))
+    assert not diff["noop"] and not diff["refresh"] and A in diff["stops"] and diff["starts"] == A
+    assert what_is_needed(context, states.load(world.paths.state("smoke"), "smoke"), plan_service(world, "a")).kind == (
+        "swap"
+    )
+
+
+def plan_service(world: World, variant: str) -> Service:
+    service = swap_plan(world, variant).service
+    assert service is not None
+    return service
+
+
+def test_boot_settings_that_cannot_be_written_are_told(world: World) -> None:
+    register(world)
+    swap(world, "a", "j1")
+    world.enabled.clear()
+    world.fail["enable"] = "Read-only file system"
+    swap(world, "a", "j2")
+    committed = Journal(world.paths.journal("smoke")).read(job="j2")[-2]
+    assert "Read-only" in committed["detail"]["warning"] and "Read-only" in narrate(committed)
+    assert world.calls[-1] == "daemon-reload", "the gate's drop-in is gone and must not stay in force"
 
 
 def test_submit_reads_stdin(world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

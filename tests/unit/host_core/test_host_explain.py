@@ -18,6 +18,7 @@ from specswap_host.journal import Journal
 from specswap_host.leftovers import sweep
 from specswap_host.plan import PlanError
 from specswap_host.report import slot_status, status_text
+from specswap_host.swap import restore_committed
 
 B = "llamacpp-b-smoke.service"
 CRASH = ["loading", "Traceback (most recent call last):", '  File "x.py", line 1', "KeyError: 'draft'"]
@@ -54,6 +55,21 @@ def test_explain_a_rollback_shows_both_starts_and_the_whole_traceback(world: Wor
     assert told["failure"]["traceback"] == CRASH[1:] and told["failure"]["cause"]["id"] == "python_traceback"
     text = explain_text(told)
     assert all(line in text for line in CRASH[1:]) and "rolled_back" in text and "way back" in text
+
+
+def test_what_was_only_told_on_the_way_back_is_not_the_failure(world: World) -> None:
+    swap(world, "a", "j1")
+    world.behaviours["llamacpp-a-smoke.service"] = [Behaviour(texts={"river": "word " * 20})]
+    world.behaviours[B] = [Behaviour(exit_s=0.4, log=CRASH)]
+    assert swap(world, "b", "j2") == 3
+    told = explain(world.paths, "smoke", "j2")
+    results = {tier["tier"]: tier["result"] for tier in told["passages"][1]["tiers"]}
+    assert results[4] == "passed" and results[5] == "told only" and told["failure"]["event"] == "crashed"
+    world.units["llamacpp-a-smoke.service"].stop_at = world.clock.now
+    journal = Journal(world.paths.journal("smoke"))
+    journal.append("j3", "job_accepted", kind="swap", variant="b")
+    restore_committed(swap_plan(world, "b", "j3"), journal, world.context())
+    assert explain(world.paths, "smoke", "j3")["failure"] is None
 
 
 def test_explain_what_is_not_there(world: World) -> None:
