@@ -242,7 +242,7 @@ def render_html(c: Mapping[str, Any]) -> str:
         for row in c["rounds"]
     ]
     order = f'<p class="soft">Order: {_e(" ".join(c["order"]))}. End to end tok/s, geometric mean over the prompts.</p>'
-    parts.append(_section("Rounds", _table(["pair", "first", base, cand, "change"], round_rows) + order))
+    parts.append(_section("Pairs", _table(["pair", "first", base, cand, "change"], round_rows) + order))
     parts.append(_section("Equal replies", "<ul>" + "".join(f"<li>{_e(x)}</li>" for x in match_lines(c)) + "</ul>"))
     parts.append(_section("Fingerprints", _fingerprints(c)))
     parts.append(_section("Repeat", f"<pre>{_e(chr(10).join(repeat_lines(c)))}</pre>"))

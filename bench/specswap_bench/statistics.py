@@ -1,4 +1,4 @@
-"""Statistics of a comparison. The replicate is the pair of swap rounds, not the prompt: restarts of one and the same
+"""Statistics of a comparison. The replicate is the pair of blocks, not the prompt: restarts of one and the same
 variant differ by more than its prompts do, so an interval over prompts is wrong seven times in ten on equal variants.
 
 Everything works on natural logarithms of ratios candidate / baseline, and reports ratios.
@@ -189,7 +189,7 @@ def percent(ratio: float) -> str:
 
 
 def decide(evidence: Evidence) -> Verdict:
-    """The verdict: guards first, then the number of rounds, then the interval against the margin."""
+    """The verdict: guards first, then the number of pairs, then the interval against the margin."""
     logs = list(evidence.log_ratios)
     pairs = len(logs)
     margin = max(MIN_MARGIN, evidence.noise_floor or 0.0)
@@ -198,7 +198,7 @@ def decide(evidence: Evidence) -> Verdict:
     ratio = math.exp(center) if center is not None else None
     sd = sample_sd(logs) if pairs >= 2 else None
     needed: int | None = max(MIN_PAIRS - pairs, 0) + pairs if pairs < MIN_PAIRS else None
-    needed_reason: str | None = None if needed is not None else "the rounds suffice"
+    needed_reason: str | None = None if needed is not None else "the pairs suffice"
     low = high = None
     ci_reason: str | None = None
     interval: Interval | None = None

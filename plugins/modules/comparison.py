@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: comparison
-short_description: Compare two variants by rounds of swap and measurement
+short_description: Compare two variants by pairs of swap and measurement
 version_added: 0.1.0
 author: The specswap maintainers
 description:
