@@ -123,6 +123,8 @@ def submit(data: Any, ctx: Context) -> Submitted:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, plan.to_dict(), 0o600)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
             raise JournalError(f"{path}: cannot be written ({error.strerror or error}); free space there") from error
         if not known:
             # Taking the lock has replaced the record of an owner that died; the journal keeps it.
@@ -149,7 +151,7 @@ def submit(data: Any, ctx: Context) -> Submitted:
 def alive(ctx: Context, slot: str, job: str) -> bool:
     """True while the process of an unfinished job exists, or is just being started."""
     owner = holder(ctx.paths.lock(slot))
-    if owner is not None:
+    if owner is not None and owner.job:  # one without a job lets go in a moment
         return owner.job == job
     (state,) = ctx.systemd.show(job_unit(slot))
     return state.running
@@ -235,6 +237,7 @@ def run(slot: str, job: str, ctx: Context) -> int:
         try:
             # Read before anything of this process is in it: the journal may end in a broken run of this very job.
             before = journal.read()
+            journal.reserve()
             _note(journal, job, "lock_taken", leftover=lock.leftover.describe() if lock.leftover else None)
             settle(plan, journal, ctx, before)
             if plan.kind == "compare":
@@ -274,7 +277,7 @@ def _acquire(lock: SlotLock, owner: Owner) -> None:
 
 def _note(journal: Journal, job: str, event: str, **detail: Any) -> None:
     try:
-        journal.append(job, event, **detail)
+        journal.append_at_last(job, event, **detail)
     except JournalError as error:
         # The swap itself decides what a full disk means; the frame around it only reports.
         print(f"{event}: {detail} (not in the journal: {error})", file=sys.stderr)

@@ -20,6 +20,9 @@ SCHEMA = 1
 Event = dict[str, Any]
 # An append takes milliseconds: whoever holds the lock for longer is stuck on a dead disk.
 LOCK_PATIENCE_S = 10.0
+# Some hundred events: how a job gave the slot back, and how it ended.
+RESERVE_BYTES = 1 << 18
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAIL = 1 << 16
 
 
@@ -69,6 +72,36 @@ class Journal:
             for one in (fd, lock):
                 if one >= 0:
                     os.close(one)
+
+    def append_at_last(self, job: str, event: str, tier: int | None = None, **detail: Any) -> Event:
+        """As `append`, but where the disk is full the reserve is given up for it: for events that must be told."""
+        try:
+            return self.append(job, event, tier, **detail)
+        except JournalError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _FULL:
+                raise
+            try:
+                self._reserve.unlink()
+            except OSError:
+                raise error from error.__cause__
+            return self.append(job, event, tier, **detail)
+
+    def reserve(self) -> None:
+        """Set space aside for the events of a job that meets a full disk; without any space left, nothing is done."""
+        try:
+            fd = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, RESERVE_BYTES)
+            finally:
+                os.close(fd)
+        except OSError:
+            # A part of it would only be in the way of others.
+            with contextlib.suppress(OSError):
+                self._reserve.unlink()
+
+    @property
+    def _reserve(self) -> Path:
+        return self.path.with_name("journal.reserve")
 
     def read(self, after_seq: int = 0, job: str | None = None) -> list[Event]:
         """Events with `seq` > `after_seq`, of one job or of all; a torn last line is left out."""
@@ -178,5 +211,5 @@ class Journal:
             span *= 8
 
     def _error(self, error: OSError) -> JournalError:
-        fix = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check its permissions"
+        fix = "free some space there" if error.errno in _FULL else "check its permissions"
         return JournalError(f"{self.path}: cannot append ({error.strerror or error}); {fix} and run the job again")

@@ -70,7 +70,7 @@ def _release(service: Service) -> list[Finding]:
     if stamp.get("release") != service.release:
         message = f"{folder} is stamped as {stamp.get('release')!r}, the plan wants {service.release!r}"
         return [Finding("release_other", message, PROVISION)]
-    # By names, sizes, times and modes: milliseconds. Full contents are read by site.yml and doctor.yml.
+    # By names, sizes, times and modes, in milliseconds; contents are read where a time has changed.
     try:
         problems = verify_release(folder)
     except ReleaseError as error:

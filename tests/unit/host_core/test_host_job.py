@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from host_doubles import Behaviour, World, swap_plan
 from specswap_host import job as jobs
 from specswap_host import state as states
 from specswap_host.job import Busy, broke_off, open_job, run, submit
-from specswap_host.journal import Journal
+from specswap_host.journal import Journal, JournalError
 from specswap_host.loan import borrow
 from specswap_host.lock import Owner, SlotLock
 from specswap_host.narrate import narrate
@@ -381,3 +382,34 @@ def test_lock_file_of_a_dead_owner_is_told(world: World) -> None:
 
 def test_paths_are_below_the_slot(world: World, tmp_path: Path) -> None:
     assert world.paths.plan("smoke", "j").relative_to(tmp_path) == Path("var/lib/specswap/smoke/jobs/j/plan.json")
+
+
+def test_a_job_on_a_disk_that_fills_up_ends_in_the_journal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is written to the space that was kept free for it: who follows it learns what happened."""
+    assert do(world, "a", "j1") == 0
+    reserve = world.paths.journal("smoke").with_name("journal.reserve")
+    write, full = Journal._write, []
+
+    def limited(self: Journal, fd: int, record: dict[str, Any]) -> None:
+        full.append(record["event"] == "start_requested")
+        if any(full) and reserve.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, fd, record)
+
+    monkeypatch.setattr(Journal, "_write", limited)
+    assert do(world, "b", "j2") == 3
+    end = finished(world, "j2")
+    assert (end["outcome"], end["active"]) == ("rolled_back", "a") and "No space left" in end["cause"]
+    assert "rolled_back" in events(world, "j2")
+    monkeypatch.undo()
+    assert do(world, "b", "j3") == 0 and reserve.exists()
+
+
+def test_a_plan_that_cannot_be_stored_leaves_no_folder(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(jobs, "write_json", full)
+    with pytest.raises(JournalError, match="No space left"):
+        submit(swap_plan(world, "a", "j1").to_dict(), world.context())
+    assert not world.paths.plan("smoke", "j1").parent.exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from specswap_host import journal as journals
-from specswap_host.journal import Journal, JournalError
+from specswap_host.journal import RESERVE_BYTES, Journal, JournalError
 
 
 def test_events_count_up_and_can_be_read_by_job(tmp_path: Path) -> None:
@@ -94,6 +94,39 @@ def test_full_disk_is_a_clear_error_and_leaves_no_torn_line(tmp_path: Path, monk
         journal.append("one", "lock_taken")
     monkeypatch.undo()
     assert journal.append("one", "lock_taken")["seq"] == 2
+
+
+def test_the_reserve_holds_the_last_events_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append("one", "job_accepted")
+    journal.reserve()
+    reserve = tmp_path / "journal.reserve"
+    assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES, "really allocated, not a hole"
+    real = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(JournalError):
+        journal.append("one", "tier_passed")
+    assert journal.append_at_last("one", "job_finished", outcome="rolled_back")["seq"] == 2
+    assert [e["event"] for e in Journal(journal.path).read()] == ["job_accepted", "job_finished"]
+
+
+def test_a_full_disk_without_a_reserve_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    journal = Journal(tmp_path / "journal.jsonl")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    journal.reserve()
+    assert not (tmp_path / "journal.reserve").exists(), "half a reserve would only fill the disk further"
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(JournalError, match="No space left"):
+        journal.append_at_last("one", "job_finished")
 
 
 def test_follow_wakes_up_for_a_new_event(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def assert_a_serves(world: World) -> None:
     assert world.serving_units() == [A]
     assert world.enabled == {A}
     assert committed(world) == "a"
-    assert not list(world.paths.root.glob("run/systemd/system/*/*"))
+    assert not list(world.paths.root.glob("run/systemd/system/*"))
     assert world.paths.unit(A).read_text() == service_dict(world.paths.root, "a")["unit_text"]
 
 
