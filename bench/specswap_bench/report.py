@@ -28,7 +28,7 @@ _WIDTH = 96
 
 def _cell(text: object) -> str:
     """Text that stays inside its Markdown table cell and is no markup."""
-    out = str(text).replace("\\", "\\\\")
+    out = _printable(text).replace("\\", "\\\\")
     for sign in "|`*_<>[]":
         out = out.replace(sign, "\\" + sign)
     return " ".join(out.split())
@@ -74,7 +74,7 @@ def render_markdown(c: Mapping[str, Any]) -> str:
     ]
     head = ["prompt", "category", f"{base} tok/s", f"{cand} tok/s", "change", "drafted / accepted", "equal replies"]
     out.extend(_md_table(head, prompt_rows))
-    out.extend(["", "## Rounds", ""])
+    out.extend(["", "## Pairs", ""])
     round_rows = [
         (
             row["pair"] + 1,
@@ -95,13 +95,13 @@ def render_markdown(c: Mapping[str, Any]) -> str:
     out.extend(["", "## What differs between the arms", ""])
     differing = [row for row in fingerprint_rows(c) if row[3]]
     out.extend(_md_table(["key", base, cand], [row[:3] for row in differing]))
-    out.extend(["", "## Repeat", "", "```sh", *repeat_lines(c), "```", "", "## Definitions", ""])
+    out.extend(["", "## Repeat", "", "```sh", *map(_printable, repeat_lines(c)), "```", "", "## Definitions", ""])
     out.extend(f"- {_cell(key)}: {_cell(text)}" for key, text in c.get("definitions", {}).items())
     return "\n".join(out) + "\n"
 
 
 def _plain_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    table = [[str(cell) for cell in row] for row in [head, *rows]]
+    table = [[_printable(cell) for cell in row] for row in [head, *rows]]
     limit = max(10, (_WIDTH - 28) // max(1, len(head) - 1) - 2)
     table = [
         [row[0][:28], *(cell if len(cell) <= limit else cell[: limit - 1] + "…" for cell in row[1:])] for row in table

@@ -42,13 +42,15 @@ class Prompt:
         name, turns, limit = data.get("id"), data.get("turns"), data.get("max_tokens", 256)
         if not isinstance(name, str) or not name:
             raise SuiteError(f'{where}: "id" must be a non-empty text')
+        if not name.isprintable():
+            raise SuiteError(f'{where}: "id" must not hold control characters: {name!r}')
         if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
             raise SuiteError(f'{where}: "turns" must be a non-empty list of non-empty texts')
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise SuiteError(f'{where}: "max_tokens" must be a whole number above 0')
         category = data.get("category", "")
-        if not isinstance(category, str):
-            raise SuiteError(f'{where}: "category" must be a text')
+        if not isinstance(category, str) or not category.isprintable():
+            raise SuiteError(f'{where}: "category" must be a text without control characters, not {category!r}')
         return cls(name, category, tuple(turns), limit)
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,6 +67,8 @@ class Suite:
     warmup: tuple[Prompt, ...]
 
     def __post_init__(self) -> None:
+        if not self.name.isprintable():
+            raise SuiteError(f"suite {self.name!r}: a name must not hold control characters")
         if not self.prompts:
             raise SuiteError(f"suite {self.name}: it has no prompts")
         ids = [prompt.id for prompt in self.prompts]

@@ -88,6 +88,17 @@ def test_table_fits_a_terminal_and_steers_nothing() -> None:
     assert "0.00" not in text
 
 
+def test_no_text_of_an_old_result_steers_a_terminal() -> None:
+    """Results may be older than the refusal of such ids: every report cleans what it prints."""
+    result = evil()
+    result["controller"] = {"command": "x\x1b[31m\n```"}
+    result["prompts"][0].update(key="a\x1b[31m", category="\x07")
+    for render in (render_markdown, render_table):
+        text = render(result)
+        assert not [sign for sign in text if not sign.isprintable() and sign != "\n"]
+    assert render_markdown(result).count("\n```") == 2
+
+
 def test_what_was_not_measured_is_a_dash() -> None:
     result = compare(lambda blocks: blocks.__delitem__(slice(1, None)))
     for render in (render_html, render_markdown, render_table):

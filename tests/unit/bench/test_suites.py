@@ -27,6 +27,8 @@ def test_story() -> None:
         ('{"id": "a"}', '"turns"'),
         ('{"id": "a", "turns": []}', '"turns"'),
         ('{"id": "", "turns": ["x"]}', '"id"'),
+        ('{"id": "a\\u001b[31m", "turns": ["x"]}', '"id" must not hold control characters'),
+        ('{"id": "a", "category": "\\u0007", "turns": ["x"]}', '"category" must be a text without control'),
         ('{"id": "a", "turns": ["x"], "max_tokens": 0}', '"max_tokens"'),
         ('{"id": "a", "turns": ["x"], "maxtokens": 1}', "maxtokens"),
     ],
@@ -46,6 +48,11 @@ def test_own_suite_and_its_warmup(tmp_path: Path) -> None:
     (tmp_path / "mine.warmup.jsonl").write_text(GOOD)
     with pytest.raises(SuiteError, match="also measured"):
         load_suite(str(path))
+
+
+def test_a_name_that_would_steer_the_terminal() -> None:
+    with pytest.raises(SuiteError, match="control characters"):
+        Suite("a\x1b[31m", (Prompt("a", "", ("x",)),), ())
 
 
 def test_unknown_suite_and_double_ids() -> None:
