@@ -22,7 +22,7 @@ from .loan import borrow, give_back
 from .lock import LockBusy, Owner, SlotLock, has_open, holder
 from .plan import Controller, Plan, PlanError
 from .swap import EXIT_CODES, SwapResult, restore_committed, run_swap
-from .systemd import SystemdError
+from .systemd import SystemdError, job_unit
 
 REFUSED = EXIT_CODES["refused"]
 # The submitting process lets go of the lock just before the job takes it.
@@ -59,10 +59,6 @@ class OpenJob:
     journal: Journal
     ctx: Context
     plan: Plan
-
-
-def job_unit(slot: str) -> str:
-    return f"specswap-job-{slot}.service"
 
 
 def open_job(slot: str, job: str, ctx: Context | None = None, catch_signals: bool = False) -> OpenJob:

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,17 @@ _TAIL = 1 << 16
 
 class JournalError(Exception):
     """An event could not be made durable; the message names the file and the way out."""
+
+
+def unfinished(events: Iterable[Event]) -> list[str]:
+    """Jobs that were accepted and have no end, oldest first: one may run, the others broke off."""
+    found: dict[str, None] = {}
+    for event in events:
+        if event["event"] == "job_accepted":
+            found[event["job"]] = None
+        elif event["event"] == "job_finished":
+            found.pop(event["job"], None)
+    return list(found)
 
 
 def _boot_id() -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from .atomic import read_json
+from .atomic import read_json, write_json
 from .context import Paths
+from .lock import LockBusy, SlotLock, in_passing
 from .plan import PlanError, Service
 
 SCHEMA = 1
@@ -49,6 +51,35 @@ def pick_slot(paths: Paths, slot: str | None) -> str:
     if len(known) == 1:
         return known[0]
     raise RegistryError(f"name the slot with --slot (known: {', '.join(known)})" if known else "no slot; run site.yml")
+
+
+def set_benchmark(paths: Paths, slot: str, settings: dict[str, Any], check: bool = False) -> dict[str, Any] | None:
+    """Keep `settings` as the slot's compare settings; what was kept before. Nothing is written when it is the same.
+
+    Under the slot's lock, as site.yml writes the same file. Raises `RegistryError` when there is no registry file, it
+    cannot be read, or a job holds the slot (it names the owner); OSError.
+    """
+    path = paths.registry(slot)
+    before = _read(path).get("benchmark")
+    if before != settings and not check:
+        try:
+            with SlotLock(paths.lock(slot)).acquire(in_passing("compare.yml, keeping its settings")):
+                write_json(path, {**_read(path), "benchmark": settings})
+        except LockBusy as busy:
+            raise RegistryError(f"slot {slot}: {busy}; wait for its end, then run the play again") from busy
+    return before
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = read_json(path)
+    except FileNotFoundError as error:
+        raise RegistryError(f"{path} is not there: the slot was never provisioned; run site.yml first") from error
+    except ValueError as error:
+        raise RegistryError(f"{error}; run site.yml to write it again") from error
+    if not isinstance(data, dict):
+        raise RegistryError(f"{path}: not an object; run site.yml to write it again")
+    return data
 
 
 def load(paths: Paths, slot: str) -> Registry:

@@ -13,14 +13,13 @@ from . import state as states
 from .context import Context
 from .gate import prove_now
 from .history import history, job_line
-from .job import job_unit
 from .lock import holder
 from .plan import Plan, PlanError, Service
 from .preflight import preflight
 from .procfs import unit_of
 from .state import StateError
 from .swap import slot_units, unit_on_disk, what_is_needed
-from .systemd import SystemdError
+from .systemd import SystemdError, job_unit
 
 
 def slot_status(ctx: Context, slot: str) -> dict[str, Any]:
@@ -139,7 +138,8 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"  last job   {job_line(status['last_job'])}")
     if status["busy"]:
         owner = status["busy"]
-        lines.append(f"  busy       job {owner['job']} of {owner['user']}@{owner['host']} for {owner['age_s']:.0f} s")
+        what = f"job {owner['job']}" if owner["job"] else owner["command"]
+        lines.append(f"  busy       {what} of {owner['user']}@{owner['host']} for {owner['age_s']:.0f} s")
     lines.append("  verdict    " + ("state and host agree" if status["agree"] else "STATE AND HOST DISAGREE"))
     return "\n".join([*lines, *(f"             - {reason}" for reason in status["reasons"])])
 

@@ -60,7 +60,8 @@ def load(path: Path, slot: str) -> State:
     except FileNotFoundError:
         return State(slot)
     except (OSError, ValueError) as error:
-        raise StateError(f"{path}: cannot be read ({error}); {_way_out(path)}") from error
+        problem = str(error).removeprefix(f"{path}: ")
+        raise StateError(f"{path}: cannot be read ({problem}); {_way_out(path)}") from error
     try:
         schema = data["schema"]
         if isinstance(schema, int) and schema > SCHEMA:

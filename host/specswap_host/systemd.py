@@ -64,6 +64,11 @@ class UnitState:
         return f"result {self.result}" if self.result not in ("", "success") else f"state {self.active_state}"
 
 
+def job_unit(slot: str) -> str:
+    """The transient unit that a slot's jobs run in, one at a time."""
+    return f"specswap-job-{slot}.service"
+
+
 def _signal_name(number: int) -> str:
     import signal
 

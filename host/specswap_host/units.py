@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import state as states
 from .atomic import json_text, read_json, write_text
+from .journal import Journal, unfinished
+from .lock import LockBusy, SlotLock, holder, in_passing
+from .plan import Service
+from .state import StateError
+from .systemd import Systemd, SystemdError, job_unit
 
 SCHEMA = 1
 _OURS = re.compile(r"^# specswap plan_hash=([0-9a-f]+)", re.MULTILINE)
@@ -19,41 +24,55 @@ class UnitsError(RuntimeError):
     """The services contradict each other or the host's state cannot be read; the message names the file or key."""
 
 
-@dataclass(frozen=True)
-class _Active:
-    """What a slot committed."""
-
-    variant: str
-    unit: str
-    plan_hash: str
-
-
 def apply_services(spec: Mapping[str, Any], check: bool) -> dict[str, Any]:
     """Write units and registry files that differ, remove our own that are no longer wanted, reload systemd once.
 
     `spec`: services (list of service dicts, each with unit_text), wanted ({slot: variant}), slots_dir, units_dir,
     state_dir, purge (bool, default true). The active unit of a slot is never rewritten or removed here: the swap does
-    that, so that a rollback finds the old text. A unit that runs is never removed.
+    that, so that a rollback finds the old text. A unit that runs is never removed. What is written is written under the
+    lock of every slot, so that no job meets half of it.
     Result: changed, diff (list of {"path", "before", "after"}, None where there is no file), slots ({slot: {"active",
     "wanted", "needs_swap", "reason"}}). With `check` nothing is written.
-    Errors: UnitsError, OSError.
+    Errors: UnitsError (also when a job holds a slot and something is to be written: it names the owner), OSError.
     """
+    try:
+        return _apply(spec, check, Systemd())
+    except (StateError, SystemdError) as error:
+        raise UnitsError(str(error)) from error
+
+
+def _apply(spec: Mapping[str, Any], check: bool, systemd: Systemd) -> dict[str, Any]:
     units_dir, slots_dir, state_dir = (Path(spec[key]) for key in ("units_dir", "slots_dir", "state_dir"))
     services = _by_slot(spec["services"])
     wanted: dict[str, str] = dict(spec["wanted"])
     _refuse_contradictions(services, wanted)
     names = sorted(services.keys() | _known_slots(slots_dir, state_dir))
-    active = {slot: _active(state_dir / slot / "state.json") for slot in names}
-    diff: list[dict[str, Any]] = []
-    _plan_units(diff, services, active, units_dir, bool(spec.get("purge", True)))
-    _plan_registry(diff, services, wanted, slots_dir, bool(spec.get("purge", True)))
-    if not check:
-        _write(diff, units_dir)
-    return {
-        "changed": bool(diff),
-        "diff": diff,
-        "slots": {slot: _judge(services.get(slot, {}), wanted.get(slot), active[slot], units_dir) for slot in names},
-    }
+    purge = bool(spec.get("purge", True))
+
+    def look() -> tuple[dict[str, Service | None], list[dict[str, Any]]]:
+        active = {slot: _committed(state_dir / slot / "state.json", slot) for slot in names}
+        units = _plan_units(services, active, units_dir, purge, systemd)
+        return active, units + _plan_registry(services, wanted, slots_dir, purge)
+
+    active, diff = look()
+    if diff and not check:
+        with contextlib.ExitStack() as locks:
+            for slot in names:
+                locks.enter_context(_locked(state_dir / slot / "lock", slot))
+            active, diff = look()  # again: a job may have just ended
+            _write(diff, units_dir, systemd)
+    slots = {}
+    for slot in names:
+        slots[slot] = _judge(services.get(slot, {}), wanted.get(slot), active[slot], units_dir, state_dir, systemd)
+    return {"changed": bool(diff), "diff": diff, "slots": slots}
+
+
+def _locked(path: Path, slot: str) -> SlotLock:
+    try:
+        return SlotLock(path).acquire(in_passing("site.yml, writing units"))
+    except LockBusy as busy:
+        way_out = "nothing was written; wait for its end (specswap-host history), then run the play again"
+        raise UnitsError(f"slot {slot}: {busy}; {way_out}") from busy
 
 
 def _by_slot(services: list[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
@@ -90,30 +109,19 @@ def _known_slots(slots_dir: Path, state_dir: Path) -> set[str]:
     }
 
 
-def _active(path: Path) -> _Active | None:
-    try:
-        state = read_json(path)
-        if state["active"] is None:
-            return None
-        service = state["active"]["service"]
-        return _Active(str(service["variant"]), str(service["unit"]), str(service["plan_hash"]))
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        problem = str(error).removeprefix(f"{path}: ")
-        raise UnitsError(
-            f"{path}: not a state file ({problem}); move it away (mv {path} {path}.bad):"
-            " the next swap takes over what runs"
-        ) from error
+def _committed(path: Path, slot: str) -> Service | None:
+    active = states.load(path, slot).active
+    return active.service if active else None
 
 
 def _plan_units(
-    diff: list[dict[str, Any]],
     services: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    active: Mapping[str, _Active | None],
+    active: Mapping[str, Service | None],
     units_dir: Path,
     purge: bool,
-) -> None:
+    systemd: Systemd,
+) -> list[dict[str, Any]]:
+    diff: list[dict[str, Any]] = []
     serving = {one.unit for one in active.values() if one is not None}
     texts = {service["unit"]: service["unit_text"] for slot in services.values() for service in slot.values()}
     for unit, text in sorted(texts.items()):
@@ -121,23 +129,24 @@ def _plan_units(
         # An active unit whose file is gone is written: without it a reboot would serve nothing.
         if before != text and (unit not in serving or before is None):
             diff.append({"path": str(units_dir / unit), "before": before, "after": text})
-    if not purge:
-        return
-    for path in sorted(units_dir.glob("*.service")):
-        if path.name in texts or path.name in serving or path.is_symlink():
-            continue
-        before = _text(path)
-        if before is not None and _OURS.search(before) and not _runs(path.name):
-            diff.append({"path": str(path), "before": before, "after": None})
+    ours: dict[str, str] = {}
+    for path in sorted(units_dir.glob("*.service")) if purge else ():
+        before = None if path.name in texts or path.name in serving or path.is_symlink() else _text(path)
+        if before is not None and _OURS.search(before):
+            ours[path.name] = before
+    for state in systemd.show(*ours):
+        if not state.running:
+            diff.append({"path": str(units_dir / state.unit), "before": ours[state.unit], "after": None})
+    return diff
 
 
 def _plan_registry(
-    diff: list[dict[str, Any]],
     services: Mapping[str, Mapping[str, Mapping[str, Any]]],
     wanted: Mapping[str, str],
     slots_dir: Path,
     purge: bool,
-) -> None:
+) -> list[dict[str, Any]]:
+    diff: list[dict[str, Any]] = []
     for slot, variants in sorted(services.items()):
         path = slots_dir / f"{slot}.json"
         registry = {"schema": SCHEMA, "slot": slot, "wanted": wanted.get(slot), "services": dict(variants)}
@@ -155,9 +164,10 @@ def _plan_registry(
         for path in sorted(slots_dir.glob("*.json")):
             if path.stem not in services:
                 diff.append({"path": str(path), "before": _text(path), "after": None})
+    return diff
 
 
-def _write(diff: list[dict[str, Any]], units_dir: Path) -> None:
+def _write(diff: list[dict[str, Any]], units_dir: Path, systemd: Systemd) -> None:
     reload = False
     for entry in diff:
         path = Path(entry["path"])
@@ -165,33 +175,31 @@ def _write(diff: list[dict[str, Any]], units_dir: Path) -> None:
         reload = reload or is_unit
         if entry["after"] is None:
             if is_unit:
-                _systemctl("disable", "--quiet", "--no-reload", path.name)
+                systemd.disable(path.name)
             path.unlink(missing_ok=True)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, entry["after"], 0o644)
     if reload:
-        _systemctl("daemon-reload")
-
-
-def _systemctl(*words: str) -> None:
-    done = subprocess.run(["systemctl", *words], capture_output=True, text=True, timeout=90, check=False)
-    if done.returncode != 0 and words[0] != "disable":  # a unit that was never enabled is as good as disabled
-        raise UnitsError(f"systemctl {' '.join(words)}: status {done.returncode}: {done.stderr.strip()}")
-
-
-def _runs(unit: str) -> bool:
-    done = subprocess.run(["systemctl", "is-active", "--quiet", unit], capture_output=True, timeout=90, check=False)
-    return done.returncode == 0
+        systemd.daemon_reload()
 
 
 def _judge(
-    services: Mapping[str, Mapping[str, Any]], wanted: str | None, active: _Active | None, units_dir: Path
+    services: Mapping[str, Mapping[str, Any]],
+    wanted: str | None,
+    active: Service | None,
+    units_dir: Path,
+    state_dir: Path,
+    systemd: Systemd,
 ) -> dict[str, Any]:
+    reason: str | None
     if wanted is None:
         reason = "the inventory no longer describes this slot" if not services else "the inventory names no variant"
-        if active is not None:
-            reason += f"; {active.variant} still serves: stop and disable {active.unit} by hand if it shall go"
+        if active is not None and not _is_gone(active.unit, systemd):
+            way_out = f"stop and disable {active.unit} by hand if it shall go (systemctl disable --now {active.unit})"
+            reason += f"; {active.variant} still serves, or starts at boot: {way_out}"
+        else:
+            active = None
     elif active is None:
         reason = f"nothing was committed yet; {wanted} is wanted"
     elif active.variant != wanted:
@@ -202,12 +210,35 @@ def _judge(
         )
     elif _text(units_dir / active.unit) not in (None, services[wanted]["unit_text"]):
         reason = f"{wanted} serves with another unit text"
-    elif not _runs(active.unit):
-        reason = f"{active.unit} was committed but does not run"
     else:
-        return {"active": wanted, "wanted": wanted, "needs_swap": False, "reason": "serves as wanted"}
+        reason = _not_in_force(active.unit, systemd) or _interrupted(state_dir / active.slot.name, systemd)
+        if reason is None:
+            return {"active": wanted, "wanted": wanted, "needs_swap": False, "reason": "serves as wanted"}
     needs_swap = wanted is not None
     return {"active": active.variant if active else None, "wanted": wanted, "needs_swap": needs_swap, "reason": reason}
+
+
+def _not_in_force(unit: str, systemd: Systemd) -> str | None:
+    """Why the committed unit does not serve now or would not after a boot; None when it does."""
+    (state,) = systemd.show(unit)
+    if state.active_state != "active":
+        return f"{unit} was committed but does not run"
+    if state.unit_file_state != "enabled":
+        return f"{unit} serves, but is {state.unit_file_state or 'unknown'} at boot: it would not start"
+    return None
+
+
+def _is_gone(unit: str, systemd: Systemd) -> bool:
+    (state,) = systemd.show(unit)
+    return not state.running and state.unit_file_state != "enabled"
+
+
+def _interrupted(folder: Path, systemd: Systemd) -> str | None:
+    """Why a slot that serves as wanted needs a job all the same: the last one has no end, and no process any more."""
+    jobs = unfinished(Journal(folder / "journal.jsonl").read())
+    if not jobs or holder(folder / "lock") is not None or systemd.show(job_unit(folder.name))[0].running:
+        return None
+    return f"job {jobs[-1]} was interrupted and must be settled by another one"
 
 
 def _text(path: Path) -> str | None:

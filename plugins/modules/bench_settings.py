@@ -60,26 +60,22 @@ path:
   type: str
 """
 
-from pathlib import Path
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.specswap.core.plugins.module_utils.specswap_host.atomic import json_text, read_json, write_json
+from ansible_collections.specswap.core.plugins.module_utils.specswap_host.atomic import json_text
+from ansible_collections.specswap.core.plugins.module_utils.specswap_host.context import Paths
+from ansible_collections.specswap.core.plugins.module_utils.specswap_host.registry import RegistryError, set_benchmark
 
 ARGUMENTS = {"slot": {"type": "str", "required": True}, "settings": {"type": "dict", "required": True}}
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    path = Path("/etc/specswap/slots") / f"{module.params['slot']}.json"
+    paths, slot, after = Paths(), module.params["slot"], module.params["settings"]
+    path = paths.registry(slot)
     try:
-        registry = read_json(path)
-        before, after = registry.get("benchmark"), module.params["settings"]
-        if before != after and not module.check_mode:
-            write_json(path, {**registry, "benchmark": after})
-    except FileNotFoundError:
-        module.fail_json(msg=f"{path} is not there: the slot was never provisioned. Run site.yml first.")
-    except (OSError, ValueError, AttributeError) as error:
-        module.fail_json(msg=f"{path}: {error}. Run site.yml to write it again.")
+        before = set_benchmark(paths, slot, after, module.check_mode)
+    except (OSError, RegistryError) as error:
+        module.fail_json(msg=str(error))
     diff = {
         "before": "" if before is None else json_text(before),
         "after": json_text(after),

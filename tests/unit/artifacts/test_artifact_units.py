@@ -5,7 +5,25 @@ import os
 from pathlib import Path
 
 import pytest
+from specswap_host.journal import Journal
+from specswap_host.lock import Owner, SlotLock
+from specswap_host.plan import Service
+from specswap_host.state import Active, State, save
 from specswap_host.units import UnitsError, apply_services
+
+# Answers `show -- UNIT...` from two lists of names; everything else is written down.
+SYSTEMCTL = """#!/bin/sh
+if [ "$1" = show ]; then
+  while [ "$1" != -- ]; do shift; done; shift
+  for unit; do
+    grep -qx "$unit" {root}/running && echo ActiveState=active || echo ActiveState=inactive
+    grep -qx "$unit" {root}/disabled && echo UnitFileState=disabled || echo UnitFileState=enabled
+    echo
+  done
+else
+  echo "$@" >> {root}/log
+fi
+"""
 
 
 class Host:
@@ -13,13 +31,14 @@ class Host:
 
     def __init__(self, root: Path) -> None:
         self.units, self.slots, self.state, self.log = (root / name for name in ("units", "slots", "state", "log"))
-        self.running = root / "running"
+        self.running, self.disabled = root / "running", root / "disabled"
         self.running.write_text("")
+        self.disabled.write_text("")
         for folder in (self.units, self.state):
             folder.mkdir()
         tool = root / "bin" / "systemctl"
         tool.parent.mkdir()
-        tool.write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n[ "$1" != is-active ] || grep -qx "$3" {self.running}\n')
+        tool.write_text(SYSTEMCTL.format(root=root))
         tool.chmod(0o755)
 
     def apply(self, services, wanted=None, check=False, purge=True):
@@ -28,9 +47,8 @@ class Host:
         return apply_services(spec, check)
 
     def commit(self, one):
-        (self.state / "smoke").mkdir(exist_ok=True)
-        text = json.dumps({"schema": 1, "slot": "smoke", "active": {"service": one}, "previous": None})
-        (self.state / "smoke" / "state.json").write_text(text)
+        active = Active(Service.from_dict(one), 0.0, "job", "inv", (0, 1, 2, 3, 4))
+        save(self.state / "smoke" / "state.json", State("smoke", active))
 
     def asked(self):
         return self.log.read_text().splitlines() if self.log.exists() else []
@@ -45,7 +63,30 @@ def host(tmp_path, monkeypatch):
 def service(variant, plan_hash="0123456789ab", extra=""):
     unit = f"llamacpp-{variant}-smoke.service"
     text = f"# specswap plan_hash={plan_hash}\n[Service]\nExecStart=/bin/true\n{extra}"
-    return {"slot": {"name": "smoke"}, "variant": variant, "unit": unit, "plan_hash": plan_hash, "unit_text": text}
+    budgets = dict.fromkeys(("load_s", "stall_s", "drain_s", "stop_s", "handover_s", "gate_s", "soak_s"), 1)
+    return {
+        "schema": 1,
+        "slot": {"name": "smoke", "port": 30001, "bind": "127.0.0.1", "gpus": []},
+        "variant": variant,
+        "engine": "llamacpp",
+        "unit": unit,
+        "environment": "e",
+        "release": "e-1",
+        "release_path": "/opt/e-1",
+        "launcher": None,
+        "models": {},
+        "argv": ["/bin/true"],
+        "env": {},
+        "served_model": "m",
+        "identity": f"m@smoke.{variant}.{plan_hash}",
+        "settings": {},
+        "claims": {},
+        "user": "specswap",
+        "rivals": [],
+        "budgets": budgets,
+        "plan_hash": plan_hash,
+        "unit_text": text,
+    }
 
 
 def test_writes_all_once_and_then_nothing(host):
@@ -70,6 +111,31 @@ def test_a_committed_unit_that_died_needs_a_swap(host):
     result = host.apply([service("baseline")])
     assert not result["changed"]
     assert result["slots"]["smoke"]["needs_swap"] and "does not run" in result["slots"]["smoke"]["reason"]
+
+
+def test_a_unit_that_serves_but_would_not_start_at_boot_needs_a_swap(host):
+    one = service("baseline")
+    host.apply([one])
+    host.commit(one)
+    host.running.write_text(f"{one['unit']}\n")
+    host.disabled.write_text(f"{one['unit']}\n")
+    slot = host.apply([one], check=True)["slots"]["smoke"]
+    assert slot["needs_swap"] and "is disabled at boot: it would not start" in slot["reason"]
+
+
+def test_a_slot_with_a_job_is_not_written_to_and_its_owner_is_named(host):
+    services = [service("baseline"), service("ngram")]
+    host.apply(services)
+    changed = [service("baseline"), service("ngram", "e" * 12)]
+    before = {path: path.read_text() for path in [*host.units.iterdir(), *host.slots.iterdir()]}
+    with SlotLock(host.state / "smoke" / "lock").acquire(Owner(os.getpid(), "j1", "ann", "desk", "swap.yml")):
+        with pytest.raises(UnitsError, match=r"slot smoke: .*job j1 of ann@desk .*nothing was written"):
+            host.apply(changed)
+        assert {path: path.read_text() for path in before} == before
+        assert host.apply(changed, check=True)["changed"], "looking needs no lock"
+        assert not host.apply(services)["changed"], "nothing to write needs no lock"
+    assert host.apply(changed)["changed"]
+    assert (host.state / "smoke" / "lock").read_text() == "", "the lock was let go of"
 
 
 def test_check_mode_shows_and_writes_nothing(host):
@@ -116,7 +182,7 @@ def test_purge_takes_ours_and_only_those_that_neither_serve_nor_run(host):
     left = sorted(path.name for path in host.units.iterdir())
     ours = [f"llamacpp-{name}-smoke.service" for name in ("baseline", "ngram", "run")]
     assert left == ["foreign.service", *ours]
-    assert host.asked()[-2:] == ["disable --quiet --no-reload llamacpp-old-smoke.service", "daemon-reload"]
+    assert host.asked()[-2:] == ["disable --quiet --no-reload -- llamacpp-old-smoke.service", "daemon-reload"]
 
 
 def test_a_slot_that_is_gone_from_the_inventory_is_reported_not_stopped(host):
@@ -128,6 +194,28 @@ def test_a_slot_that_is_gone_from_the_inventory_is_reported_not_stopped(host):
     assert (host.units / "llamacpp-baseline-smoke.service").exists()
     slot = result["slots"]["smoke"]
     assert not slot["needs_swap"] and "stop and disable llamacpp-baseline-smoke.service" in slot["reason"]
+    assert slot["active"] == "baseline"
+    host.disabled.write_text("llamacpp-baseline-smoke.service\n")
+    slot = apply_services({**spec, "state_dir": str(host.state)}, False)["slots"]["smoke"]
+    assert slot["active"] is None and "by hand" not in slot["reason"], "stopped and disabled: nothing is left to do"
+
+
+def test_an_interrupted_job_needs_another_one(host):
+    one = service("baseline")
+    host.apply([one])
+    host.commit(one)
+    host.running.write_text(f"{one['unit']}\n")
+    journal = Journal(host.state / "smoke" / "journal.jsonl")
+    journal.append("j1", "job_accepted", kind="swap")
+    with SlotLock(host.state / "smoke" / "lock").acquire(Owner(os.getpid(), "j1", "ann", "desk", "swap.yml")):
+        assert not host.apply([one])["slots"]["smoke"]["needs_swap"], "it runs"
+    slot = host.apply([one], check=True)["slots"]["smoke"]
+    assert slot["needs_swap"] and "job j1 was interrupted" in slot["reason"]
+    host.running.write_text(f"{one['unit']}\nspecswap-job-smoke.service\n")
+    assert not host.apply([one])["slots"]["smoke"]["needs_swap"], "it is just being started"
+    host.running.write_text(f"{one['unit']}\n")
+    journal.append("j1", "job_finished", outcome="interrupted")
+    assert not host.apply([one])["slots"]["smoke"]["needs_swap"]
 
 
 @pytest.mark.parametrize(
@@ -149,5 +237,5 @@ def test_contradictions_are_refused_before_anything_is_written(host, services, w
 def test_an_unreadable_state_is_named(host):
     host.commit(service("baseline"))
     (host.state / "smoke" / "state.json").write_text("{half")
-    with pytest.raises(UnitsError, match=r"state\.json: not a state file .*mv "):
+    with pytest.raises(UnitsError, match=r"state\.json: cannot be read \(not valid JSON.*mv "):
         host.apply([service("baseline")])
