@@ -44,7 +44,7 @@ def _state_fills_up(event: str) -> Callable[[FaultHost], None]:
 
 
 def _after_space(variant: str) -> Callable[[FaultHost], Told]:
-    """The command lost sight of its job; after space was made the next command settles, and all is as before."""
+    """The job tells its end on the full disk; after space was made the next command finds all as before."""
 
     def act(host: FaultHost) -> Told:
         first = host.swap("b")
@@ -55,7 +55,7 @@ def _after_space(variant: str) -> Callable[[FaultHost], Told]:
         host.sh(f"rm {STATE_DIR}/filler")
         second = host.swap(variant)
         assert second.outcome == "noop", f"the next command: {second.outcome}: {second.cause[-400:]}"
-        return Told(first.outcome, first.exit_code, first.text, [*first.events, *second.events], first.seconds)
+        return first
 
     return act
 
@@ -163,9 +163,9 @@ FAULTS = [
     Fault("state_no_inodes", injected="no inodes are left there", inject=_state_without_inodes, noticed_by="journal",
           **REFUSED),
     Fault("disk_fills_before_start", "host", "the disk under the state fills up after the old server was stopped",
-          "interrupted", "settlement", "a", inject=_state_fills_up("handover_proven"), act=_after_space("a")),
-    Fault("disk_fills_before_commit", "host", "it fills up after the new server has passed the soak", "interrupted",
-          "settlement", "a", inject=_state_fills_up("soak_passed"), act=_after_space("a")),
+          "rolled_back", "journal", "a", inject=_state_fills_up("handover_proven"), act=_after_space("a")),
+    Fault("disk_fills_before_commit", "host", "it fills up after the new server has passed the soak", "rolled_back",
+          "state", "a", inject=_state_fills_up("soak_passed"), act=_after_space("a")),
     Fault("read_only_state", injected="the state's file system is read-only", inject=_read_only_state,
           noticed_by="journal", fast=True, **REFUSED),
     Fault("log_disk_full", "host", "no byte is free for systemd's journal", "swapped", "gate", "b", inject=_logs_full),
