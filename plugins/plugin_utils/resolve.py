@@ -161,8 +161,8 @@ def lock_file(root: Path, environment: str, flavour: str, python: str, glibc: st
 def plan_hash(service: Mapping[str, Any]) -> str:
     """The first 12 digits of the SHA-256 over what makes a service serve as it does.
 
-    Left out are the texts made from the hash itself, the budgets, what the gate asks for, and the rivals: another
-    variant beside this one changes nothing about how this one serves.
+    Left out are the texts made from the hash itself, the budgets (but those that `argv` hands to the process), what the
+    gate asks for, and the rivals: another variant beside this one changes nothing about how this one serves.
     """
     left_out = ("unit_text", "plan_hash", "identity", "budgets", "gate", "rivals")
     body = {key: value for key, value in service.items() if key not in left_out}

@@ -76,6 +76,7 @@ def test_resolution_is_the_same_twice_and_plan_hash_can_be_checked(root: Path) -
     ("changes", "same"),
     [
         ({"budgets__load_s": 5}, True),
+        ({"budgets__drain_s": 5}, False),  # a flag of the launcher: the running process has to be told
         ({"gate": {"tok_floor": 0.9}}, True),
         ({"variants__baseline__gate": {"canary": False}}, True),
         ({"variants__other": {"extends": "baseline", "args": {"ctx": 100}}}, True),
