@@ -19,6 +19,34 @@ def _small_state(host: FaultHost, options: str = "size=24m") -> None:
     )
 
 
+def _never_restarted(host: FaultHost, after: Truth) -> None:
+    starts = [event for event in after.events if event["event"] == "start_requested"]
+    assert len(starts) == 1, "enabling it at boot restarted the server"
+
+
+def _damaged_golden(host: FaultHost) -> None:
+    script = (
+        "import json, pathlib\n"
+        "for path in pathlib.Path('/var/lib/specswap/goldens').glob('*.json'):\n"
+        "    kept = json.loads(path.read_text()); kept['texts'] = dict.fromkeys(kept['texts'], 'spoiled')\n"
+        "    path.write_text(json.dumps(kept)); print(path)\n"
+    )
+    assert host.run("python3", "-c", script).strip(), "there is no golden to damage"
+
+
+def _canary_told(host: FaultHost, after: Truth) -> None:
+    back = next(event["detail"] for event in reversed(after.events) if event["event"] == "rolled_back")
+    assert any("tier 5 canary" in told for told in back["told"]), f"the way back does not tell its canary: {back}"
+    proven = after.data["state"]["active"]["tiers"]
+    assert 5 not in proven, f"state.json claims the tiers {proven}"
+
+
+def _user_locks(host: FaultHost) -> None:
+    script = f"for file in {STATE_DIR}/*; do [ -f $file ] && [ -r $file ] && flock $file sleep 60 & done; wait"
+    host.run("systemd-run", "--quiet", "--collect", "--unit=fault-foreigner", "--uid=nobody", "sh", "-c", script)
+    host.wait(lambda: "flock" in host.run("ps", "-u", "nobody", "-o", "comm="), "the user's locks")
+
+
 def _state_full(host: FaultHost) -> None:
     _small_state(host)
     host.sh(f"cat /dev/zero >{STATE_DIR}/filler 2>/dev/null || true")
@@ -223,8 +251,15 @@ FAULTS = [
           "swapped", "gate", "a", inject=_started_by_hand, act=_swap_a),
     Fault("rival_runs_beside", "host", "another unit of the slot runs beside the serving one", "swapped", "gate", "a",
           inject=_both, act=_swap_a),
-    Fault("disabled_by_hand", "host", "the serving unit was disabled; the same is asked for", "swapped", "gate", "a",
-          inject=lambda host: host.run("systemctl", "disable", host.unit("a")), act=_swap_a),
+    Fault("disabled_by_hand", "host", "the serving unit was disabled; the same is asked for", "swapped",
+          "proof of what serves", "a", act=_swap_a, after=_never_restarted,
+          inject=lambda host: host.run("systemctl", "disable", host.unit("a"))),
+    Fault("golden_damaged", "host", "the new server crashes, and the golden of the old one is damaged", "rolled_back",
+          "crash", "a", server=["--import-error"], inject=_damaged_golden, after=_canary_told),
+    Fault("record_damaged", "host", "record.json is JSON of another shape", "swapped", "gate", "b",
+          inject=lambda host: host.sh(f"echo '{{\"schema\": 1, \"plans\": {{\"x\": 5}}}}' >{STATE_DIR}/record.json")),
+    Fault("user_locks_files", "host", "an ordinary user takes every lock of the slot that it can open", "swapped",
+          "gate", "b", inject=_user_locks),
     Fault("release_missing", injected="the release is gone", noticed_by="preflight: release_missing",
           inject=_service_file("release", "mv {0} {0}.away; sleep 0"), clean=False, **REFUSED),
     Fault("release_unfinished", injected="the release has no stamp", noticed_by="preflight: release_unstamped",

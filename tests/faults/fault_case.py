@@ -94,7 +94,8 @@ def noticed_by(events: Sequence[Mapping[str, Any]], text: str) -> str:
         return "journal"
     if last.get("outcome") == "interrupted":
         return "signal"
-    if last.get("outcome") == "noop":
+    refreshed = any(event["event"] == "committed" and event["detail"].get("refreshed") for event in events)
+    if last.get("outcome") == "noop" or refreshed:
         return "proof of what serves"
     return "gate" if any(event["event"] == "soak_passed" for event in events) else cause[:60] or "nothing"
 
