@@ -120,3 +120,15 @@ def test_status_speaks_the_truth(provisioned: Hosts) -> None:
     finally:
         provisioned.play("swap.yml", variant="baseline").ok()
     assert provisioned.active_units() == [BASELINE]
+
+
+def test_site_enables_what_would_not_start_at_boot_without_a_restart(provisioned: Hosts) -> None:
+    invocation = provisioned.show(BASELINE, "InvocationID")
+    provisioned.run(["systemctl", "disable", BASELINE])
+    told = provisioned.play("site.yml", options="--check --diff").ok()
+    assert f"would enable {BASELINE} at boot" in told.text and "nothing is stopped" in told.text
+    assert provisioned.show(BASELINE, "UnitFileState") == "disabled", "check mode touches nothing"
+    provisioned.play("site.yml").ok()
+    assert provisioned.show(BASELINE, "UnitFileState") == "enabled"
+    assert provisioned.show(BASELINE, "InvocationID") == invocation, "it was restarted for that"
+    assert provisioned.play("site.yml").ok().count("changed") == 0
