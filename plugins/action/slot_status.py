@@ -14,6 +14,7 @@ class ActionModule(Action):
     SPEC: ClassVar[Spec] = {
         "slot": {"type": "str"},
         "must_agree": {"type": "bool", "default": False},
+        "declared": {"type": "list", "elements": "str"},
         "require": {"type": "str", "choices": ["registered", "active"]},
     }
 
@@ -30,10 +31,11 @@ class ActionModule(Action):
             return {"changed": False, "status": status}
         for slot in slots:
             self.say("\n" + status_text(slot))
-        astray = [slot["slot"] for slot in slots if not slot["agree"]]
+        judged = [slot for slot in slots if args["declared"] is None or slot["slot"] in args["declared"]]
+        astray = [slot["slot"] for slot in judged if not slot["agree"]]
         result: dict[str, Any] = {"changed": False, "status": status}
         if astray and args["must_agree"] and not self.checking:
-            reasons = [reason for slot in slots for reason in slot["reasons"]]
+            reasons = [reason for slot in judged for reason in slot["reasons"]]
             result.update(failed=True, msg=f"State and host disagree in slot {', '.join(astray)}: {'; '.join(reasons)}")
         return result
 

@@ -101,7 +101,8 @@ def main() -> None:
     needs_swap = sorted(name for name, slot in slots.items() if slot["needs_swap"])
     for name, slot in sorted(slots.items()):
         if slot["wanted"] is None and slot["active"] is not None:
-            module.warn(f"Slot {name}: {slot['reason']}")
+            folder = f"{spec['state_dir']}/{name}"
+            module.warn(f"Slot {name}: {slot['reason']}, and move {folder} away, so that the host forgets the slot.")
     diff = [shown(entry) for entry in result["diff"]]
     # A slot that needs a swap is a difference between host and inventory: it must reach the handler.
     module.exit_json(changed=bool(result["changed"] or needs_swap), diff=diff, slots=slots, needs_swap=needs_swap)

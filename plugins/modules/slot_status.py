@@ -19,6 +19,12 @@ options:
     description: Fail when what was committed is not what is true now.
     type: bool
     default: false
+  declared:
+    description:
+      - Slots that O(must_agree) is about. Left out, it is about all, also about those that were stopped after the
+        inventory had dropped them.
+    type: list
+    elements: str
   require:
     description:
       - Print nothing, and fail unless the slot is registered on the host (V(registered)) or has a committed variant

@@ -248,6 +248,23 @@ def test_nothing_is_prepared_where_there_is_nothing_to_measure(monkeypatch: pyte
     assert not ask(status_of(smoke={"variant": "ngram"}), "active").get("failed")
 
 
+def test_a_slot_that_the_inventory_dropped_does_not_fail_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops it as the warning says would else never see site.yml succeed again."""
+    monkeypatch.setattr(slot_status, "status_text", lambda slot: slot["slot"])
+    served = {"slot": "smoke", "active": {}, "agree": True, "reasons": []}
+    gone = {"slot": "gone", "active": {}, "agree": False, "reasons": ["x is inactive/dead"]}
+
+    def answer(command: str, data: bytes | None) -> tuple[int, str, str]:
+        return 1, json.dumps({"schema": 1, "slots": {"smoke": served, "gone": gone}}), ""
+
+    args = {"must_agree": True, "declared": ["smoke"]}
+    assert not run_action(monkeypatch, slot_status.ActionModule, args, shell=answer)[0].get("failed")
+    for declared in (None, ["gone"]):
+        args["declared"] = declared
+        result, _ = run_action(monkeypatch, slot_status.ActionModule, args, shell=answer)
+        assert result["failed"] and "disagree in slot gone: x is inactive/dead" in result["msg"]
+
+
 def check_inventory(monkeypatch: pytest.MonkeyPatch, data: dict[str, Any], **args: Any) -> dict[str, Any]:
     result, _ = run_action(monkeypatch, inventory_check.ActionModule, {"inventory": data, **args})
     return result
@@ -320,4 +337,5 @@ def test_a_slot_that_the_inventory_dropped_and_still_serves_is_warned_of(
     monkeypatch.setattr(service_units.AnsibleModule, "warn", lambda self, text: warnings.append(text))
     with patch_module_args({"services": [], "wanted": {}}), pytest.raises(SystemExit):
         service_units.main()
-    assert warnings == ["Slot gone: stop and disable x by hand"]
+    (warning,) = warnings
+    assert warning.startswith("Slot gone: stop and disable x by hand, and move /var/lib/specswap/gone away")
