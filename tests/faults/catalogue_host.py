@@ -183,6 +183,11 @@ def _service_file(key: str, script: str) -> Callable[[FaultHost], None]:
     return inject
 
 
+def _remove_added(host: FaultHost, _: Truth) -> None:
+    """Laying the slot out anew writes files, it removes none of a release."""
+    host.run("rm", f"{host.services['b']['release_path']}/added.py")
+
+
 FAULTS = [
     Fault("state_disk_full", injected="no byte is free where state and journal lie", inject=_state_full,
           noticed_by="journal", says=["free"], fast=True, **REFUSED),
@@ -268,6 +273,13 @@ FAULTS = [
           inject=_service_file("model", "truncate -s 5 {0}"), fast=True, **REFUSED),
     Fault("model_unverified", injected="the model was never verified", noticed_by="preflight: model_unstamped",
           inject=_service_file("model", "rm $(dirname {0})/specswap-model.json"), **REFUSED),
+    Fault("release_changed", injected="somebody put a file into the release", noticed_by="preflight: release_changed",
+          inject=_service_file("release", "touch {0}/added.py"), after=_remove_added, **REFUSED),
+    Fault("model_changed", injected="the model has other content of the same size",
+          noticed_by="preflight: model_changed",
+          inject=_service_file("model", "sed -i s/weights/Weights/ {0}"), **REFUSED),
+    Fault("launcher_changed", injected="one line was added to the launcher", noticed_by="preflight: launcher_changed",
+          inject=_service_file("launcher", "echo '# quick fix' >>{0}"), **REFUSED),
     Fault("launcher_missing", injected="the launcher is gone", noticed_by="preflight: launcher_missing",
           inject=_service_file("launcher", "rm {0}"), **REFUSED),
     Fault("launcher_unreadable", "host", "the services' user may not read the launcher", "rollback_failed", "crash",

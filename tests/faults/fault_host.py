@@ -31,6 +31,9 @@ SLOT, PORT = "smoke", 30001
 STATE_DIR = f"/var/lib/specswap/{SLOT}"
 HOOK = "/run/specswap-fault.json"
 MODEL_TEXT = "weights of a double"
+PYTHON = "/usr/bin/python3"
+#: What plays and plans do not need.
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", ".specswap", "results", "__pycache__", ".*_cache", "build", "dist")
 #: Seconds, short enough that a fault takes a few and long enough for a busy machine.
 BUDGETS = {"load_s": 12, "stall_s": 6, "drain_s": 1, "stop_s": 1, "handover_s": 2, "gate_s": 5, "soak_s": 0.4}
 #: What a command that was refused must have left as it was.
@@ -191,7 +194,7 @@ class FaultHost:
 
     def foreigner(self, *options: str, port: int = PORT, unit: str = "fault-foreigner") -> None:
         """A server that is not ours takes the port, and answers before this returns."""
-        server = ["/usr/bin/python3", self.services["a"]["launcher"]["path"], "--port", str(port), *options]
+        server = [PYTHON, self.services["a"]["launcher"]["path"], "--port", str(port), *options]
         self.run("systemd-run", "--quiet", "--collect", f"--unit={unit}", *server)
         bind = options[options.index("--host") + 1] if "--host" in options else "127.0.0.1"
         address = f"[{bind}]" if ":" in bind else bind
@@ -213,8 +216,16 @@ class FaultHost:
 
     # --- before and after a fault
 
+    @property
+    def project(self) -> Path:
+        """A copy of the project whose engine `llamacpp` is the double: a launcher is named after its content."""
+        return self.work / "project"
+
     def install(self) -> None:
         """The toolkit, its door, the services' user, and the hook that only this host has."""
+        if not self.project.exists():
+            shutil.copytree(ROOT, self.project, symlinks=True, ignore=LEFT_OUT)
+            shutil.copyfile(ROOT / "tests/doubles/openai_double.py", self.project / "engines/llamacpp/serve.py")
         payload = toolkit.build_payload(ROOT)
         self.tree = f"/opt/specswap/lib/{payload['trees']['lib']}"
         archive = self.work / "toolkit.b64"
@@ -227,10 +238,6 @@ class FaultHost:
             f"ln -sfn {Path(self.tree).name} /opt/specswap/lib/current\n"
             "id specswap >/dev/null 2>&1 || useradd --system --shell /usr/sbin/nologin specswap\n"
         )
-        (self.work / "double").mkdir(exist_ok=True)
-        (self.work / "double/serve.py").write_text((ROOT / "tests/doubles/openai_double.py").read_text())
-        double = toolkit.tree_hash(self.work / "double")
-        self.run("sh", "-c", "cat >/opt/specswap/double-launcher", stdin=double)
         self.run("sh", "-c", f"cat >{self.tree}/sitecustomize.py", stdin=(HERE / "on_host/hook.py").read_text())
         self.run("sh", "-c", "cat >/usr/local/bin/specswap-host && chmod 755 /usr/local/bin/specswap-host", stdin=door)
 
@@ -243,7 +250,7 @@ class FaultHost:
     ) -> Truth:
         """Heal the host, lay out variants a, b (with the options `server`) and c, and let `a` be proven serving."""
         self.data = inventory_data(server, server_a, budgets or {})
-        found = [render.with_unit_text(service) for service in resolve.services(self.data)]
+        found = [render.with_unit_text(service) for service in resolve.services(self.data, self.project)]
         self.services = {service["variant"]: service for service in found}
         self.python("reset.py", self._layout())
         if start:
@@ -257,7 +264,7 @@ class FaultHost:
         one = self.services["a"]
         model = one["models"]["target"]
         # A release of one link, with the manifest and the stamp that its build would have left.
-        manifest = f"{hashlib.sha256(b'/usr/bin/python3').hexdigest()} 16 0 bin/python\n"
+        manifest = f"{hashlib.sha256(PYTHON.encode()).hexdigest()} {len(PYTHON)} 0 bin/python\n"
         stamp = {"schema": 1, "release": one["release"], "lock_sha256": "", "python": "3"}
         stamp["files_sha256"] = hashlib.sha256(manifest.encode()).hexdigest()
         files = {
@@ -265,10 +272,10 @@ class FaultHost:
             f"{one['release_path']}/specswap-files.txt": manifest,
             model["path"]: MODEL_TEXT,
             f"{Path(model['path']).parent}/specswap-model.json": json.dumps({"sha256": model["sha256"]}),
-            one["launcher"]["path"]: (ROOT / "tests/doubles/openai_double.py").read_text(),
+            one["launcher"]["path"]: (self.project / "engines/llamacpp/serve.py").read_text(),
         }
         if one["argv"][0] not in self._installed:
-            self.run("sh", "-ec", f"mkdir -p {Path(one['argv'][0]).parent}; ln -sfn /usr/bin/python3 {one['argv'][0]}")
+            self.run("sh", "-ec", f"mkdir -p {Path(one['argv'][0]).parent}; ln -sfn {PYTHON} {one['argv'][0]}")
             self._installed.add(one["argv"][0])
         return {
             "units": {service["unit"]: service["unit_text"] for service in self.services.values()},
@@ -302,11 +309,11 @@ class FaultHost:
         (folder / "hosts.yml").write_text(json.dumps({"embedded": {"hosts": {NAME: None}}}))
         variables = {f"specswap_{key}": value for key, value in self.data.items()}
         (folder / "host_vars" / f"{NAME}.yml").write_text(json.dumps(variables))
-        inventories = [ROOT / "inventory", self.sandbox.inventory, folder]
+        inventories = [self.project / "inventory", self.sandbox.inventory, folder]
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), "swap.yml", "-l", NAME]
         argv += ["-e", f"variant={variant}"]
         argv += [word for path in inventories for word in ("-i", str(path))]
-        return Playbook(argv, self.work / "play.log")
+        return Playbook(argv, self.project, self.work / "play.log")
 
 
 class Later:
@@ -336,11 +343,11 @@ class Later:
 class Playbook:
     """A running `ansible-playbook`."""
 
-    def __init__(self, argv: Sequence[str], log: Path) -> None:
+    def __init__(self, argv: Sequence[str], root: Path, log: Path) -> None:
         self.log = log
         environment = {
             **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_CONFIG": str(root / "ansible.cfg"),
             "ANSIBLE_HOST_KEY_CHECKING": "True",
             "ANSIBLE_NOCOLOR": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -349,7 +356,7 @@ class Playbook:
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
                 argv,
-                cwd=ROOT,
+                cwd=root,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,

@@ -19,8 +19,6 @@ import time
 from typing import Any
 
 SPEC = "/run/specswap-fault.json"
-# 12 digits: the hash of the double that stands in the launcher's place. It may carry the real launcher's name.
-DOUBLE = "/opt/specswap/double-launcher"
 
 
 def arm(spec: dict[str, Any]) -> None:
@@ -60,23 +58,6 @@ def arm(spec: dict[str, Any]) -> None:
     if "wall_jump_s" in spec:
         time.time = lambda: wall() + jumped[0]
 
-
-def trust_the_double() -> None:
-    import specswap_host.toolkit as toolkit
-
-    tree_hash = toolkit.tree_hash
-    with open(DOUBLE) as stream:
-        double = stream.read().strip()
-
-    def hash_of(path: Any) -> str:
-        found = tree_hash(path)
-        return path.name.rpartition("-")[2] if found == double else found
-
-    toolkit.tree_hash = hash_of
-
-
-if "specswap_host" in sys.orig_argv and os.path.exists(DOUBLE):
-    trust_the_double()
 
 if "specswap_host" in sys.orig_argv and os.path.exists(SPEC):
     with open(SPEC) as stream:
