@@ -158,6 +158,38 @@ def test_environment_variable_is_honoured(clone: Clone, tmp_path: Path) -> None:
     assert (clone.root / ".venv-other/.specswap-stamp").exists()
 
 
+def test_environment_of_another_clone_is_not_taken_over(clone: Clone, tmp_path: Path) -> None:
+    target = tmp_path / "shared"
+    assert clone.run(UV_PROJECT_ENVIRONMENT=str(target)).returncode == 0
+    stamp = (target / ".specswap-stamp").read_text()
+    other = tmp_path / "other clone"
+    shutil.copytree(clone.root, other)
+    environment = {"PATH": f"{clone.bin}:/usr/bin:/bin", "HOME": str(clone.bin)}
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        argv = [str(other / "specswap"), "x"]
+        return subprocess.run(argv, capture_output=True, text=True, env={**environment, **more}, check=False)
+
+    done = run(UV_PROJECT_ENVIRONMENT=str(target))
+    assert done.returncode == 1 and done.stdout == ""
+    assert str(clone.root) in done.stderr and "UV_PROJECT_ENVIRONMENT" in done.stderr
+    assert (target / ".specswap-stamp").read_text() == stamp
+    assert run().returncode == 0, "one of its own"
+    assert clone.run(UV_PROJECT_ENVIRONMENT=str(target)).stderr == "", "nothing to prepare again"
+    shutil.rmtree(clone.root)
+    assert run(UV_PROJECT_ENVIRONMENT=str(target)).returncode == 0, "nobody uses it any more"
+
+
+def test_a_copied_clone_prepares_its_own_copy(clone: Clone, tmp_path: Path) -> None:
+    clone.run()
+    other = tmp_path / "copy"
+    shutil.copytree(clone.root, other, symlinks=True)
+    environment = {"PATH": f"{clone.bin}:/usr/bin:/bin", "HOME": str(clone.bin)}
+    argv = [str(other / "specswap")]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0 and "preparing" in done.stderr
+
+
 def test_started_through_a_link(clone: Clone, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(os.path.relpath(clone.root / "specswap", tmp_path))
