@@ -119,7 +119,13 @@ def _guards(
     stale = [block["index"] for block in both if block.get("swap", {}).get("outcome") == "noop"]
     if stale:
         notes.append(f"block {', '.join(map(str, stale))} was measured on a server that had not been restarted for it")
-    for key, what in (("engine", "engine"), ("release", "environment release"), ("target_sha256", "target model")):
+    same = {
+        "engine": "engine",
+        "release": "environment release",
+        "target_sha256": "target model",
+        "drop_ins": "unit's local drop-ins",
+    }
+    for key, what in same.items():
         values = [str(fingerprints.get(arm, {}).get(key)) for arm in arms]
         if values[0] != values[1]:
             text = f"the {what} differs ({values[0]} / {values[1]})"

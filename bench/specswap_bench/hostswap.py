@@ -50,6 +50,12 @@ class HostSwapper:
         """systemd's invocation id of the unit."""
         return str(self.context.systemd.show(service["unit"])[0].invocation_id)
 
+    def drop_ins(self, service: Mapping[str, Any]) -> dict[str, str]:
+        """Local changes of the unit by drop-ins: file name -> hash."""
+        from specswap_host.systemd import drop_in_hashes
+
+        return drop_in_hashes(self.context.systemd.show(service["unit"])[0])
+
     def cancelled(self) -> bool:
         """True once the job was asked to end."""
         return bool(self.context.cancel.is_set())

@@ -73,6 +73,9 @@ class Swapper(Protocol):
     def incarnation(self, service: Mapping[str, Any]) -> str:
         """A text that changes when the service's process is replaced (systemd's invocation id)."""
 
+    def drop_ins(self, service: Mapping[str, Any]) -> dict[str, str]:
+        """Local changes of the unit that serves: file name -> hash of its text."""
+
     def cancelled(self) -> bool:
         """True once the job was asked to end."""
 
@@ -174,6 +177,7 @@ def fingerprint(service: Mapping[str, Any], block: Mapping[str, Any] | None) -> 
         "draft_sha256": service.get("models", {}).get("draft", {}).get("sha256"),
     }
     if block is not None:
+        out["drop_ins"] = block.get("drop_ins", {})
         for key in ("cache_protocol", "machine", "server_info", "gpus", "request", "suite_sha256", "bench_version"):
             out[key] = block.get(key)
     return out
@@ -317,7 +321,7 @@ class Session:
             else:
                 self._failed(head, str(error), "see the unit's log")
             return None
-        body = {**head, **block}
+        body = {**head, **block, "drop_ins": self.swapper.drop_ins(service)}
         if self.swapper.incarnation(service) != before:
             self._failed(body, "the server was replaced during the block", "see the unit's log for the crash")
             return None

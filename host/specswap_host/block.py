@@ -22,6 +22,7 @@ from .gate import LiveProof, prove_now
 from .job import Busy
 from .lock import LockBusy, Owner, SlotLock
 from .plan import Controller, Service, Slot
+from .systemd import drop_in_hashes
 
 # (the client's command line, its order for stdin, the user to be) -> (exit status, stdout); what it says is shown.
 Runner = Callable[[list[str], str, str], "tuple[int, str]"]
@@ -76,8 +77,9 @@ def measure_block(
     """One block on the committed service of `slot`.
 
     `release` is the environment of the client (an absolute path), `order` its suite and request settings. Result:
-    schema, slot, variant, plan_hash, identity, unit, invocation_id, tiers (proven before and after), block (as
-    `specswap_bench` makes it). Errors: `Busy` with the owner, `BlockError`, `StateError`, `SystemdError`.
+    schema, slot, variant, plan_hash, identity, unit, invocation_id, tiers (proven before and after), drop_ins (see
+    `drop_in_hashes`), block (as `specswap_bench` makes it). Errors: `Busy` with the owner, `BlockError`, `StateError`,
+    `SystemdError`.
     """
     lock = SlotLock(ctx.paths.lock(slot))
     name = time.strftime("block-%Y%m%dT%H%M%SZ", time.gmtime())
@@ -116,6 +118,7 @@ def measure_block(
             "unit": service.unit,
             "invocation_id": before.unit.invocation_id,
             "tiers": list(before.tiers),
+            "drop_ins": drop_in_hashes(before.unit),
             "block": block,
         }
 

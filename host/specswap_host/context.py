@@ -13,7 +13,7 @@ from .engines import Engine, get_engine
 from .gpus import Gpus
 from .leftovers import sweep_shm
 from .procfs import ProcFs
-from .systemd import Systemd
+from .systemd import GATE_DROP_IN, Systemd
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Paths:
 
     def gate_drop_in(self, unit: str) -> Path:
         """Runtime drop-in of the gate: below /run, so that a reboot removes it."""
-        return self.root / "run/systemd/system" / f"{unit}.d" / "90-specswap-gate.conf"
+        return self.root / "run/systemd/system" / f"{unit}.d" / GATE_DROP_IN
 
     def slot_dir(self, slot: str) -> Path:
         return self.state_dir / slot

@@ -369,7 +369,8 @@ class Gate:
     def _tier_unit(self) -> dict[str, Any] | None:
         state = self._state
         if state.active_state == "active" and state.main_pid and self._invocation:
-            return {"main_pid": state.main_pid, "invocation_id": self._invocation, "n_restarts": 0}
+            evidence = {"main_pid": state.main_pid, "invocation_id": self._invocation, "n_restarts": 0}
+            return {**evidence, "fragment": state.fragment, "drop_ins": list(state.drop_ins)}
         self._waiting = f"the unit is {state.active_state}/{state.sub_state}"
         return None
 

@@ -33,6 +33,7 @@ def entry_of(slot: str, job: str, events: Sequence[Event]) -> dict[str, Any] | N
         "slot": slot,
         "kind": start.get("kind"),
         "variant": start.get("variant") or " vs ".join(arms) or None,
+        "plan_hash": start.get("plan_hash"),
         "user": start.get("user", ""),
         "host": start.get("host", ""),
         "command": start.get("command", ""),
@@ -50,7 +51,7 @@ def history_text(jobs: Sequence[dict[str, Any]]) -> str:
     """The history as a table for people; a job's cause stands in a line of its own below it."""
     if not jobs:
         return "no jobs yet"
-    rows = [("started", "slot", "job", "kind", "to", "outcome", "seconds", "downtime", "by")]
+    rows = [("started", "slot", "job", "kind", "to", "plan", "outcome", "seconds", "downtime", "by")]
     for entry in jobs:
         rows.append(
             (
@@ -59,6 +60,7 @@ def history_text(jobs: Sequence[dict[str, Any]]) -> str:
                 entry["job"],
                 str(entry["kind"]),
                 entry["variant"] or "(previous)",
+                entry["plan_hash"] or "-",
                 entry["outcome"] or "unfinished",
                 figure(entry["seconds"]),
                 figure(entry["downtime_s"]),

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from . import state as states
 from .atomic import read_json, write_json
 from .context import Context
 from .journal import Event, Journal, JournalError
@@ -235,8 +236,15 @@ def run(slot: str, job: str, ctx: Context) -> int:
             before = journal.read()
             journal.reserve()
             _note(journal, job, "lock_taken", leftover=lock.leftover.describe() if lock.leftover else None)
-            settle(plan, journal, ctx, before)
-            if plan.kind == "compare":
+            settled = settle(plan, journal, ctx, before)
+            moved = next((one for one in settled if one.moved), None)
+            if plan.kind == "rollback" and moved is not None:
+                # Whoever asked to go back meant this: one step more would go further than anybody announced.
+                seconds = round(ctx.clock.mono() - began, 3)
+                cause = f"settling the unfinished job {moved.job} was the way back already: {moved.did}"
+                advice = "roll back once more to go on to the variant before that one"
+                result = SwapResult("noop", seconds, None, cause, advice, _committed_variant(ctx, slot))
+            elif plan.kind == "compare":
                 result, extra = _run_child(plan, journal, ctx, lock, child)
             else:
                 result = run_swap(plan, journal, ctx)
@@ -347,8 +355,17 @@ def broke_off(events: Sequence[Event]) -> bool:
     return open_swap
 
 
-def settle(plan: Plan, journal: Journal, ctx: Context, before: Sequence[Event]) -> list[str]:
-    """End every job in the events `before` that has no `job_finished`, except the plan's own; gives their ids.
+@dataclass(frozen=True)
+class Settled:
+    """What settling one unfinished job did; `moved` when the slot was given back to another process by it."""
+
+    job: str
+    did: str
+    moved: bool
+
+
+def settle(plan: Plan, journal: Journal, ctx: Context, before: Sequence[Event]) -> list[Settled]:
+    """End every job in the events `before` that has no `job_finished`, except the plan's own; tells what was done.
 
     Where one broke off in a swap, the committed service is brought back through the gate first.
     """
@@ -366,16 +383,16 @@ def settle(plan: Plan, journal: Journal, ctx: Context, before: Sequence[Event]) 
             if broken:
                 _settle_one(plan, journal, ctx, job, names, broken)
             continue
-        _settle_one(plan, journal, ctx, job, names, broken)
+        settled.append(_settle_one(plan, journal, ctx, job, names, broken))
         seconds = round(float(events[-1]["t_wall"]) - float(events[0]["t_wall"]), 3)
         result = SwapResult("interrupted", seconds, None, f"its process ended after {names[-1]}", "submit it again")
         _note(journal, job, "job_finished", **result.to_detail(), settled_by=plan.job)
-        settled.append(job)
     return settled
 
 
-def _settle_one(plan: Plan, journal: Journal, ctx: Context, job: str, names: Sequence[str], broken: bool) -> None:
+def _settle_one(plan: Plan, journal: Journal, ctx: Context, job: str, names: Sequence[str], broken: bool) -> Settled:
     found = f"it ended after {names[-1]}"
+    last = journal.last_seq()
     did, proven = "nothing to do", True
     if broken or "committed" in names:
         also_stop: list[str] = []
@@ -388,4 +405,12 @@ def _settle_one(plan: Plan, journal: Journal, ctx: Context, job: str, names: Seq
     if proven:
         proven, put_back = give_back(ctx, journal, plan, job)
         did = put_back or did
+    # Both ways of giving a slot back start a service and pass it through the gate.
+    started = any(event["event"] == "start_requested" for event in journal.read(last, plan.job))
     _note(journal, plan.job, "settled", settled_job=job, found=found, did=did, ok=proven)
+    return Settled(job, did, started and proven)
+
+
+def _committed_variant(ctx: Context, slot: str) -> str | None:
+    active = states.load(ctx.paths.state(slot), slot).active
+    return active.service.variant if active else None

@@ -26,17 +26,20 @@ def borrow(ctx: Context, slot: str, job: str) -> None:
         states.save(path, states.load(ctx.paths.state(slot), slot))
 
 
+def lent(ctx: Context, slot: str, job: str) -> State | None:
+    """What job `job` borrowed the slot from, None when it borrowed nothing; raises `StateError`."""
+    path = _note_path(ctx, slot, job)
+    return states.load(path, slot) if path.exists() else None
+
+
 def give_back(ctx: Context, journal: Journal, plan: Plan, borrower: str) -> tuple[bool, str]:
     """Put back what job `borrower` found: the active variant through the gate, `previous` by the state alone.
 
     Gives whether it holds now, and what was done in words (empty where nothing was). `plan` names the job that
     reports. A slot on which nothing was committed before keeps what it has.
     """
-    path = _note_path(ctx, plan.slot, borrower)
-    if not path.exists():
-        return True, ""
-    found = states.load(path, plan.slot)
-    if found.active is None:
+    found = lent(ctx, plan.slot, borrower)
+    if found is None or found.active is None:
         return True, ""
     did = ""
     now = states.load(ctx.paths.state(plan.slot), plan.slot)

@@ -81,7 +81,7 @@ def _floor(evidence: Detail) -> str:
 def _tier_passed(event: Mapping[str, Any], detail: Detail) -> str:
     evidence = detail.get("evidence") or {}
     shown = {
-        0: lambda: f"pid {evidence['main_pid']}, no restart",
+        0: lambda: f"pid {evidence['main_pid']}, no restart{_drop_ins(evidence)}",
         1: lambda: f"port held by pid {_list(evidence['pids'])} of the unit",
         2: lambda: f"HTTP {evidence['status']}",
         3: lambda: f"serves {evidence['identity']}",
@@ -95,6 +95,10 @@ def _tier_passed(event: Mapping[str, Any], detail: Detail) -> str:
     except KeyError:
         text = "passed"
     return f"tier {tier} {detail['name']}: {text}, after {_seconds(detail['seconds'])}"
+
+
+def _drop_ins(detail: Detail) -> str:
+    return f", CHANGED BY HAND through {_list(detail['drop_ins'])}" if detail.get("drop_ins") else ""
 
 
 def _crashed(_: Mapping[str, Any], detail: Detail) -> str:
@@ -113,7 +117,7 @@ def _finished(_: Mapping[str, Any], detail: Detail) -> str:
     if detail.get("downtime_s"):
         text += f", {_seconds(detail['downtime_s'])} without service"
     if detail.get("active"):
-        text += f"; active: {detail['active']}"
+        text += f"; active: {detail['active']}" + _drop_ins(detail.get("report") or {})
     if detail.get("cause"):
         text += f"\n    cause: {detail['cause']}"
     if detail.get("advice"):

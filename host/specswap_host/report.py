@@ -13,6 +13,9 @@ from . import state as states
 from .context import Context
 from .gate import prove_now
 from .history import history, job_line
+from .job import broke_off
+from .journal import Journal, unfinished
+from .loan import lent
 from .lock import holder
 from .plan import Plan, PlanError, Service
 from .preflight import preflight
@@ -69,6 +72,7 @@ def slot_status(ctx: Context, slot: str) -> dict[str, Any]:
                 "n_restarts": proof.unit.n_restarts,
                 "invocation_id": proof.unit.invocation_id,
                 "enabled": proof.unit.unit_file_state == "enabled",
+                "drop_ins": list(proof.unit.drop_ins),
             }
             if not proof.ok:
                 reasons.append(proof.problem)
@@ -117,12 +121,13 @@ def status_text(status: dict[str, Any]) -> str:
     lines = [f"slot {status['slot']}, port {status['port'] or '?'}"]
     if active:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(active["since"]))
-        lines.append(f"  active     {active['variant']} ({active['unit']})")
+        lines.append(f"  active     {active['variant']} ({active['unit']}), plan {active['plan_hash']}")
         lines.append(f"  since      {since}, job {active['job']}, proven by tiers {_numbers(active['proven_tiers'])}")
         unit = live["unit"]
         if unit:
             boot = "starts at boot" if unit["enabled"] else "does NOT start at boot"
             lines.append(f"  live unit  {unit['active_state']}/{unit['sub_state']}, pid {unit['main_pid']}, {boot}")
+            lines += [f"  drop-in    {path}, made by hand" for path in unit["drop_ins"]]
     else:
         lines.append("  active     nothing is committed")
     owners = [f"pid {one['pid']} ({one['unit'] or one['command']})" for one in live["port"]]
@@ -132,7 +137,7 @@ def status_text(status: dict[str, Any]) -> str:
     if status["wanted"] and status["wanted"] != (active or {}).get("variant"):
         lines.append(f"  inventory  declares {status['wanted']}")
     if status["previous"]:
-        lines.append(f"  previous   {status['previous']['variant']}")
+        lines.append(f"  previous   {status['previous']['variant']}, plan {status['previous']['plan_hash']}")
     lines.append(f"  registered {', '.join(status['registered']) or 'none'}")
     if status["last_job"]:
         lines.append(f"  last job   {job_line(status['last_job'])}")
@@ -151,14 +156,14 @@ def _numbers(tiers: Sequence[int]) -> str:
 def plan_diff(ctx: Context, plan: Plan) -> dict[str, Any]:
     """What a swap by `plan` would change, stop and cost. Touches nothing.
 
-    Keys: slot, active, wanted, noop, refresh (what is done in words where nothing stops), unit_diff (unified),
-    argv_before, argv_after, stops, starts, expected_downtime_s (median of this slot's earlier swaps to the variant, or
-    of all its swaps; null without any), findings (why it would be refused).
+    Keys: slot, active, wanted, plan_hash_before, plan_hash_after, noop, refresh (what is done in words where nothing
+    stops), unit_diff (unified), argv_before, argv_after, stops, starts, expected_downtime_s (median of this slot's
+    earlier swaps to the variant, or of all its swaps; null without any), findings (why it would be refused).
     """
     state = states.load(ctx.paths.state(plan.slot), plan.slot)
     if plan.kind == "compare":
         raise PlanError("kind: diff takes plans of kind swap or rollback")
-    wanted = plan.service if plan.kind == "swap" else state.previous
+    wanted = plan.service if plan.kind == "swap" else _way_back(ctx, plan.slot, state)
     active = state.active.service if state.active else None
     if wanted is None:
         raise PlanError(f"slot {plan.slot}: no variant was committed before the active one")
@@ -180,6 +185,8 @@ def plan_diff(ctx: Context, plan: Plan) -> dict[str, Any]:
         "slot": plan.slot,
         "active": active.variant if active else None,
         "wanted": wanted.variant,
+        "plan_hash_before": active.plan_hash if active else None,
+        "plan_hash_after": wanted.plan_hash,
         "noop": need.kind == "noop",
         "refresh": list(need.changes),
         "unit_diff": "".join(diff),
@@ -190,6 +197,21 @@ def plan_diff(ctx: Context, plan: Plan) -> dict[str, Any]:
         "expected_downtime_s": 0.0 if stays else _median([e["downtime_s"] for e in alike if e["downtime_s"]]),
         "findings": [] if stays else [finding.to_dict() for finding in preflight(ctx, wanted, units)],
     }
+
+
+def _way_back(ctx: Context, slot: str, state: states.State) -> Service | None:
+    """Where a rollback would end: where settling an unfinished job leads already, else at the previous service."""
+    active = state.active.service if state.active else None
+    events = Journal(ctx.paths.journal(slot)).read()
+    for job in unfinished(events) if holder(ctx.paths.lock(slot)) is None and not _job_runs(ctx, slot) else ():
+        before = lent(ctx, slot, job)
+        if before is not None and before.active is not None:
+            same = active is not None and active.same_as(before.active.service)
+            return before.previous if same else before.active.service
+        own = [event for event in events if event["job"] == job]
+        if active is not None and broke_off(own) and not prove_now(ctx, active).ok:
+            return active
+    return state.previous
 
 
 def _median(values: Sequence[Any]) -> float | None:

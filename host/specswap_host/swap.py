@@ -158,7 +158,8 @@ class _Swap:
                 return self._swap(wanted)
             need = what_is_needed(self._ctx, self._state, wanted)
             if need.kind == "noop":
-                return self._result("noop", active=wanted.variant, downtime_s=0.0)
+                report = {"drop_ins": list(need.drop_ins)} if need.drop_ins else {}
+                return self._result("noop", active=wanted.variant, downtime_s=0.0, report=report)
             if need.kind == "refresh":
                 return self._refresh(wanted, need.changes)
             return self._swap(wanted)
@@ -489,10 +490,14 @@ class _Swap:
 
 @dataclass(frozen=True)
 class Need:
-    """What brings a slot to a service: `noop`, `refresh` (`changes`, in words, without a restart) or `swap`."""
+    """What brings a slot to a service: `noop`, `refresh` (`changes`, in words, without a restart) or `swap`.
+
+    `drop_ins` are local changes of the unit that serves, which are allowed and must be seen.
+    """
 
     kind: str
     changes: tuple[str, ...] = ()
+    drop_ins: tuple[str, ...] = ()
 
 
 def what_is_needed(ctx: Context, state: State, wanted: Service) -> Need:
@@ -518,7 +523,7 @@ def what_is_needed(ctx: Context, state: State, wanted: Service) -> Need:
     changes = [f"rewrite {wanted.unit}"] if len(texts) > 1 else []
     if proof.unit.unit_file_state != "enabled":
         changes.append(f"enable {wanted.unit} at boot (it is {proof.unit.unit_file_state or 'of unknown state'})")
-    return Need("refresh", tuple(changes)) if changes else Need("noop")
+    return Need("refresh" if changes else "noop", tuple(changes), proof.unit.drop_ins)
 
 
 def process_text(unit_text: str) -> str:

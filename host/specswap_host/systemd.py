@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Sequence
@@ -23,7 +24,11 @@ _PROPERTIES = (
     "NeedDaemonReload",
     "UnitFileState",
     "Job",
+    "FragmentPath",
+    "DropInPaths",
 )
+# The gate's own drop-in, for the time of the gate; all others are an operator's or the distribution's.
+GATE_DROP_IN = "90-specswap-gate.conf"
 
 
 class SystemdError(Exception):
@@ -32,7 +37,10 @@ class SystemdError(Exception):
 
 @dataclass(frozen=True)
 class UnitState:
-    """What one `systemctl show` says about a unit; `main_exit_mono` is CLOCK_MONOTONIC seconds, 0 while it runs."""
+    """What one `systemctl show` says about a unit; `main_exit_mono` is CLOCK_MONOTONIC seconds, 0 while it runs.
+
+    `fragment` is the unit's file, `drop_ins` are files that change it beside our own: local changes by hand.
+    """
 
     unit: str
     load_state: str = ""
@@ -49,6 +57,8 @@ class UnitState:
     need_daemon_reload: bool = False
     unit_file_state: str = ""
     job: bool = False
+    fragment: str = ""
+    drop_ins: tuple[str, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -62,6 +72,20 @@ class UnitState:
         if self.exec_main_code in (2, 3):
             return f"signal {_signal_name(self.exec_main_status)}"
         return f"result {self.result}" if self.result not in ("", "success") else f"state {self.active_state}"
+
+
+def drop_in_hashes(state: UnitState) -> dict[str, str]:
+    """File name -> 12 digits of the SHA-256 of its text: local changes that decide how a unit performs.
+
+    By name, so that the same change to two units is the same.
+    """
+    found = {}
+    for path in map(Path, state.drop_ins):
+        try:
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        except OSError as error:
+            found[path.name] = f"unreadable: {error.strerror}"
+    return found
 
 
 def job_unit(slot: str) -> str:
@@ -101,6 +125,8 @@ def parse_show(unit: str, text: str) -> UnitState:
         need_daemon_reload=values.get("NeedDaemonReload", "no") == "yes",
         unit_file_state=values.get("UnitFileState", ""),
         job=values.get("Job", "") not in ("", "0"),
+        fragment=values.get("FragmentPath", ""),
+        drop_ins=tuple(path for path in values.get("DropInPaths", "").split() if Path(path).name != GATE_DROP_IN),
     )
 
 

@@ -98,6 +98,7 @@ class World:
         self.units: dict[str, Running] = {}
         self.argvs: dict[str, list[str]] = {}
         self.enabled: set[str] = set()
+        self.drop_ins: dict[str, tuple[str, ...]] = {}
         self.foreign: list[Listener] = []
         self.calls: list[str] = []
         self.fail: dict[str, str] = {}
@@ -157,6 +158,7 @@ class FakeSystemd(Systemd):
         if running is None:
             return UnitState(unit, "loaded", "inactive", "dead", "success", unit_file_state=file_state)
         common: dict[str, Any] = {"invocation_id": running.invocation, "unit_file_state": file_state}
+        common["drop_ins"] = world.drop_ins.get(unit, ())
         behaviour = running.behaviour
         if not world.alive(unit):
             if running.stop_at is not None and world.clock.now >= running.stop_at:

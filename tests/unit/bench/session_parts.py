@@ -61,6 +61,7 @@ class SwapperDouble:
         self.outcomes = outcomes or {}
         self.asked: list[tuple[str, bool]] = []
         self.replaced_at: set[int] = set()
+        self.changed_by_hand: dict[str, dict[str, str]] = {}
         self.cancel_at: int | None = None
         self.restoring = False
         self._looks = 0
@@ -75,6 +76,9 @@ class SwapperDouble:
         if outcome.good:
             self.now = service
         return outcome
+
+    def drop_ins(self, service: Mapping[str, Any]) -> dict[str, str]:
+        return self.changed_by_hand.get(service["variant"], {})
 
     def incarnation(self, service: Mapping[str, Any]) -> str:
         self._looks += 1

@@ -158,6 +158,14 @@ def test_more_than_the_variant_differs() -> None:
     assert declared["verdict"]["word"] == "faster" and "as declared" in declared["notes"][0]
 
 
+def test_a_drop_in_of_one_unit_is_not_comparable() -> None:
+    slower = {**PRINTS, "cand": {**PRINTS["cand"], "drop_ins": {"50-slow.conf": "ab"}}}
+    result = compare(fingerprints=slower)
+    assert result["verdict"]["word"] == "not comparable" and "50-slow.conf" in result["verdict"]["text"]
+    both = {arm: {**print_, "drop_ins": {"50-slow.conf": "ab"}} for arm, print_ in PRINTS.items()}
+    assert compare(fingerprints=both)["verdict"]["word"] == "faster"
+
+
 def test_no_pair_at_all() -> None:
     result = compare(lambda blocks: blocks.__delitem__(slice(1, None)))
     assert result["verdict"]["word"] == "invalid" and result["verdict"]["ratio"] is None

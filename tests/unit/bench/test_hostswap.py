@@ -73,3 +73,15 @@ def test_what_the_preflight_refuses_is_not_stopped_for_a_fresh_start(world: Worl
     outcome = subject.swap(service, fresh=True)
     assert outcome.outcome == "refused" and "never verified" in outcome.cause
     assert subject.incarnation(service) == first and world.serving_units() == [service["unit"]]
+
+
+def test_local_changes_of_the_unit_are_seen(world: World) -> None:
+    subject = swapper(world)
+    service = service_dict(world.paths.root, "a")
+    subject.swap(service, fresh=True)
+    assert subject.drop_ins(service) == {}
+    path = world.paths.root / "50-slow.conf"
+    path.write_text("[Service]\nCPUQuota=20%\n")
+    world.drop_ins[service["unit"]] = (str(path), "/gone/60-other.conf")
+    found = subject.drop_ins(service)
+    assert len(found["50-slow.conf"]) == 12 and "No such file" in found["60-other.conf"]

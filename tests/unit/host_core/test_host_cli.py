@@ -149,6 +149,18 @@ def test_status_names_what_the_inventory_declares(world: World) -> None:
     assert "declares a" in status_text(slot_status(world.context(), "smoke"))
 
 
+def test_status_names_local_drop_ins_and_plans(world: World) -> None:
+    register(world)
+    swap(world, "b", "j0")
+    swap(world, "a", "j1")
+    world.drop_ins["llamacpp-a-smoke.service"] = ("/etc/systemd/system/x.service.d/50-slow.conf",)
+    text = status_text(slot_status(world.context(), "smoke"))
+    assert "drop-in    /etc/systemd/system/x.service.d/50-slow.conf, made by hand" in text
+    for variant in ("a", "b"):
+        assert f"plan {service_dict(world.paths.root, variant)['plan_hash']}" in text
+        assert service_dict(world.paths.root, variant)["plan_hash"] in history_text(history(world.paths, "smoke"))
+
+
 def test_history(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no jobs yet" in do(capsys, "history")[1]
     register(world)

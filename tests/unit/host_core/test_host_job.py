@@ -21,7 +21,8 @@ from specswap_host.journal import Journal, JournalError
 from specswap_host.loan import borrow
 from specswap_host.lock import Owner, SlotLock
 from specswap_host.narrate import narrate
-from specswap_host.plan import PlanError
+from specswap_host.plan import Plan, PlanError
+from specswap_host.report import plan_diff
 from specswap_host.state import Active, State
 from specswap_host.systemd import SystemdError
 
@@ -413,3 +414,52 @@ def test_a_plan_that_cannot_be_stored_leaves_no_folder(world: World, monkeypatch
     with pytest.raises(JournalError, match="No space left"):
         submit(swap_plan(world, "a", "j1").to_dict(), world.context())
     assert not world.paths.plan("smoke", "j1").parent.exists()
+
+
+def test_a_rollback_stops_where_settling_a_killed_comparison_has_led_already(world: World) -> None:
+    """It was announced as one step back; going on to the variant before would be two."""
+    do(world, "b", "j0")
+    do(world, "a", "j1")
+    ctx = world.context()
+    path = ctx.paths.state("smoke")
+    before = states.load(path, "smoke")
+    submit(compare(world, [sys.executable]), ctx)
+    borrow(ctx, "smoke", "cmp")
+    arm = Active(swap_plan(world, "b").all_services()[0], 0.0, "cmp", "x", (0, 1, 2, 3, 4))
+    states.save(path, State("smoke", arm, before.previous))
+    journal(world).append("cmp", "committed", variant="b")
+    back = {"schema": 1, "kind": "rollback", "job": "back", "slot": "smoke", "controller": {}}
+    assert plan_diff(ctx, Plan.from_dict(back))["wanted"] == "a", "what --check announces"
+    submit(back, ctx)
+    assert run("smoke", "back", ctx) == 0
+    end = finished(world, "back")
+    assert (end["outcome"], end["active"]) == ("noop", "a")
+    assert "settling the unfinished job cmp was the way back already" in end["cause"]
+    assert_serves(world, A)
+    assert plan_diff(ctx, Plan.from_dict({**back, "job": "more"}))["wanted"] == "b"
+    submit({**back, "job": "more"}, ctx)
+    assert run("smoke", "more", ctx) == 0 and finished(world, "more")["active"] == "b"
+
+
+def test_a_rollback_after_a_swap_that_broke_off_stops_there_too(world: World) -> None:
+    do(world, "b", "j0")
+    do(world, "a", "j1")
+    submit(swap_plan(world, "b", "j2").to_dict(), world.context())
+    journal(world).append("j2", "stop_started", units=[A])
+    world.units[A].stop_at = world.clock.now
+    back = {"schema": 1, "kind": "rollback", "job": "back", "slot": "smoke", "controller": {}}
+    assert plan_diff(world.context(), Plan.from_dict(back))["wanted"] == "a"
+    submit(back, world.context())
+    assert run("smoke", "back", world.context()) == 0
+    assert (finished(world, "back")["outcome"], finished(world, "back")["active"]) == ("noop", "a")
+    assert_serves(world, A)
+
+
+def test_a_rollback_after_a_job_that_moved_nothing_goes_on(world: World) -> None:
+    do(world, "b", "j0")
+    do(world, "a", "j1")
+    submit(swap_plan(world, "b", "j2").to_dict(), world.context())
+    back = {"schema": 1, "kind": "rollback", "job": "back", "slot": "smoke", "controller": {}}
+    submit(back, world.context())
+    assert run("smoke", "back", world.context()) == 0
+    assert (finished(world, "back")["outcome"], finished(world, "back")["active"]) == ("swapped", "b")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from specswap_host.procfs import Listener, ProcFs, in_cgroup, unit_of
+from specswap_host.systemd import parse_show
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
@@ -131,3 +132,11 @@ def test_real_socket_of_this_process_is_found_quickly() -> None:
         assert best < 0.3
     assert ProcFs().listeners(port) == []
     assert fs.cmdline(os.getpid())[0]
+
+
+def test_drop_ins_of_a_unit_without_the_gates_own() -> None:
+    paths = "/run/systemd/system/x.service.d/90-specswap-gate.conf /etc/systemd/system/x.service.d/50-slow.conf"
+    state = parse_show("x.service", f"FragmentPath=/etc/systemd/system/x.service\nDropInPaths={paths}\n")
+    assert state.fragment == "/etc/systemd/system/x.service"
+    assert state.drop_ins == ("/etc/systemd/system/x.service.d/50-slow.conf",)
+    assert parse_show("x.service", "DropInPaths=\n").drop_ins == ()

@@ -15,6 +15,7 @@ from host_doubles import LAUNCHER_HASH, Behaviour, World, service_dict, swap_pla
 from specswap_host import state as states
 from specswap_host.engines import Probe
 from specswap_host.journal import Journal, JournalError
+from specswap_host.narrate import narrate
 from specswap_host.plan import Plan
 from specswap_host.preflight import preflight
 from specswap_host.procfs import Listener
@@ -95,6 +96,19 @@ def test_noop_touches_nothing(serving_a: World) -> None:
     result = swap(serving_a, "a")
     assert (result.outcome, result.exit_code, result.downtime_s) == ("noop", 0, 0.0)
     assert serving_a.calls == [] and names(serving_a) == []
+
+
+def test_local_drop_ins_are_kept_and_told(serving_a: World) -> None:
+    path = f"/etc/systemd/system/{A}.d/50-slow.conf"
+    serving_a.drop_ins[A] = (path,)
+    result = swap(serving_a, "a", job="noop")
+    assert (result.outcome, result.report) == ("noop", {"drop_ins": [path]})
+    told = narrate({"event": "job_finished", "job": "noop", "detail": result.to_detail()})
+    assert f"CHANGED BY HAND through {path}" in told
+    assert swap(serving_a, "b", job="away").outcome == "swapped"
+    assert swap(serving_a, "a", job="back").outcome == "swapped"
+    (tier,) = [e for e in journal(serving_a).read(job="back") if e["tier"] == 0]
+    assert tier["detail"]["evidence"]["drop_ins"] == [path] and path in narrate(tier)
 
 
 @pytest.mark.parametrize("spoil", ["stopped", "disabled", "unit file", "other argv", "rival runs"])
