@@ -136,6 +136,8 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"  live proof tiers {_numbers(live['tiers'])} hold now")
     if status["wanted"] and status["wanted"] != (active or {}).get("variant"):
         lines.append(f"  inventory  declares {status['wanted']}")
+    if active and not status["registered"]:
+        lines.append(f"  inventory  no longer describes this slot; to end it: systemctl disable --now {active['unit']}")
     if status["previous"]:
         lines.append(f"  previous   {status['previous']['variant']}, plan {status['previous']['plan_hash']}")
     lines.append(f"  registered {', '.join(status['registered']) or 'none'}")

@@ -149,6 +149,15 @@ def test_status_names_what_the_inventory_declares(world: World) -> None:
     assert "declares a" in status_text(slot_status(world.context(), "smoke"))
 
 
+def test_status_of_a_slot_that_is_gone_from_the_inventory(world: World) -> None:
+    register(world)
+    swap(world, "a", "j1")
+    assert "no longer describes" not in status_text(slot_status(world.context(), "smoke"))
+    world.paths.registry("smoke").unlink()
+    text = status_text(slot_status(world.context(), "smoke"))
+    assert "no longer describes this slot; to end it: systemctl disable --now llamacpp-a-smoke.service" in text
+
+
 def test_status_names_local_drop_ins_and_plans(world: World) -> None:
     register(world)
     swap(world, "b", "j0")
