@@ -415,7 +415,7 @@ FAULTS = [
           after=_journal_is_whole, fast=True),
     Fault("journal_zero_block", "control", "the journal ends in a block of zeros, as after a power loss", "swapped",
           "journal", "b", inject=zero_block, after=_journal_is_whole),
-    Fault("state_newer", fast=True, **_unreadable_state("state.json was written by a newer version",
+    Fault("state_newer", **_unreadable_state("state.json was written by a newer version",
           "s['schema']=99\njson.dump(s,open(p,'w'))", ["newer"])),
     Fault("state_garbage", committed=None, **_unreadable_state("state.json holds half of itself",
           "t=json.dumps(s)\nopen(p,'w').write(t[:len(t)//2])", ["move it away"])),

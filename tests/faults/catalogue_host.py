@@ -270,7 +270,7 @@ FAULTS = [
     Fault("release_unfinished", injected="the release has no stamp", noticed_by="preflight: release_unstamped",
           inject=_service_file("release", "rm {0}/specswap-release.json"), **REFUSED),
     Fault("model_truncated", injected="the model's file is shorter than planned", noticed_by="preflight: model_size",
-          inject=_service_file("model", "truncate -s 5 {0}"), fast=True, **REFUSED),
+          inject=_service_file("model", "truncate -s 5 {0}"), **REFUSED),
     Fault("model_unverified", injected="the model was never verified", noticed_by="preflight: model_unstamped",
           inject=_service_file("model", "rm $(dirname {0})/specswap-model.json"), **REFUSED),
     Fault("release_changed", injected="somebody put a file into the release", noticed_by="preflight: release_changed",
