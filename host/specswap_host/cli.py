@@ -178,9 +178,9 @@ def _plan_from_stdin(what: str = "plan") -> Any:
 
 
 def _status(args: argparse.Namespace) -> int:
-    """Exit code 0; 1 when what was committed and what is true now disagree in a slot."""
+    """Exit code 0; 1 when what was committed and what is true now disagree in a slot that no job is changing."""
     from .registry import slots
-    from .report import slot_status, status_text
+    from .report import job_at_work, slot_status, status_text
 
     ctx = _context(args)
     names = [_slot(args)] if args.slot else slots(ctx.paths)
@@ -190,7 +190,7 @@ def _status(args: argparse.Namespace) -> int:
     else:
         texts = [status_text(status) for status in statuses.values()]
         print("\n\n".join(texts) or "no slot on this host; run site.yml")
-    return 0 if all(status["agree"] for status in statuses.values()) else DISAGREE
+    return 0 if all(status["agree"] or job_at_work(status) for status in statuses.values()) else DISAGREE
 
 
 def _history(args: argparse.Namespace) -> int:

@@ -83,7 +83,9 @@ class LockBusy(Exception):
         if owner is not None:
             who = owner.describe()
             if owner.job:
-                who += f"; if it hangs, end it by force: specswap-host swap VARIANT --break-lock {owner.job}"
+                slot = path.parent.name
+                who += f"; wait for it (watch it: specswap-host follow --slot {slot} --job {owner.job} --wait 600)"
+                who += f"; only if it hangs, end it by force: specswap-host swap VARIANT --break-lock {owner.job}"
         super().__init__(f"the slot is busy: {who}")
 
 

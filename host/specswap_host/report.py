@@ -147,8 +147,19 @@ def status_text(status: dict[str, Any]) -> str:
         owner = status["busy"]
         what = f"job {owner['job']}" if owner["job"] else owner["command"]
         lines.append(f"  busy       {what} of {owner['user']}@{owner['host']} for {owner['age_s']:.0f} s")
-    lines.append("  verdict    " + ("state and host agree" if status["agree"] else "STATE AND HOST DISAGREE"))
+    if status["agree"]:
+        verdict = "state and host agree"
+    elif job_at_work(status):
+        verdict = "a job is changing the slot; state and host can be held together when it has ended"
+    else:
+        verdict = "STATE AND HOST DISAGREE"
+    lines.append(f"  verdict    {verdict}")
     return "\n".join([*lines, *(f"             - {reason}" for reason in status["reasons"])])
+
+
+def job_at_work(status: dict[str, Any]) -> bool:
+    """True while a job holds the slot: what then differs from the committed state is on its way."""
+    return bool(status["busy"] and status["busy"]["job"])
 
 
 def _numbers(tiers: Sequence[int]) -> str:

@@ -141,7 +141,8 @@ class Demo:
         except KeyboardInterrupt:
             if up:
                 steps.say("")
-                steps.say(f"{host} stays up. Go on: ./specswap demo. Take it down: ./specswap demo --down")
+                steps.say(f"{host} stays up, and a job that was submitted to it goes on to its end.")
+                steps.say("Go on: ./specswap demo (it waits for that job). Take it down: ./specswap demo --down")
             raise
         except Exception:
             if up:
@@ -166,9 +167,29 @@ class Demo:
             self._steps.say(f"{error.what}. {error.way_out}")
             self._failed.append(name)
 
+    def _wait_for_job(self, patience_s: float = 600.0) -> None:
+        """Waits for a job that an earlier, interrupted demo left at work: it outlives its controller by design."""
+        host, said = self._options.host, False
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            asked = self._tools.hosts.exec(host, ["specswap-host", "status", "--json"], timeout_s=60.0)
+            job = job_at_work(asked.stdout)
+            if not job:
+                return
+            if not said:
+                self._steps.say(f"job {job} of an earlier run is still at work on {host}: waiting for its end")
+                said = True
+            time.sleep(1.0)
+        raise ConsoleError(
+            f"job {job} on {host} has not ended within {patience_s:.0f} s",
+            f"Look at it: ./specswap sandbox exec {host} specswap-host history. Start anew: ./specswap demo --down",
+        )
+
     def _provision(self) -> None:
         host, steps = self._options.host, self._steps
         there = self._tools.hosts.exec(host, ["test", "-d", SLOT_REGISTRY], timeout_s=30.0).returncode == 0
+        if there:
+            self._wait_for_job()
         result = self._play("site.yml", {})
         if not there:
             steps.say(f"{host} is provisioned: changed={result.changed}")
@@ -234,6 +255,15 @@ class Demo:
             ),
             (f"{there}./specswap demo --down", "takes everything away again"),
         ]
+
+
+def job_at_work(status: str) -> str:
+    """The job that holds a slot, read from `specswap-host status --json`; empty when none does or nothing answers."""
+    try:
+        slots = json.loads(status)["slots"].values()
+    except (ValueError, KeyError, AttributeError):
+        return ""
+    return next((str(slot["busy"]["job"]) for slot in slots if slot.get("busy") and slot["busy"]["job"]), "")
 
 
 def newest(paths: Paths) -> Path | None:

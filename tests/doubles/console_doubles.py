@@ -15,6 +15,7 @@ class HostsDouble:
     """A sandbox that remembers what was asked of it."""
 
     def __init__(self, inventory: Path) -> None:
+        self.busy: list[str] = []  # the job that each look at the status finds at work
         self._inventory = inventory
         self.names: list[str] = []
         self.calls: list[str] = []
@@ -50,6 +51,10 @@ class HostsDouble:
 
     def exec(self, name: str, argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         self._called("exec")
+        if "status" in argv and self.busy:
+            job = self.busy.pop(0)
+            busy = {"job": job} if job else None
+            return subprocess.CompletedProcess(list(argv), 0, json.dumps({"slots": {"smoke": {"busy": busy}}}), "")
         return subprocess.CompletedProcess(list(argv), 0 if self.provisioned else 1, "", "")
 
 

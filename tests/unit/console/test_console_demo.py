@@ -72,6 +72,17 @@ def test_good_demo_runs_every_step_and_ends_with_three_commands(bench: Bench) ->
     assert "HTML:" not in bench.text, "a report that does not exist must not be named"
 
 
+def test_a_job_that_outlived_an_interrupted_demo_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("specswap.demo.time.sleep", waits.append)
+    bench.hosts.provisioned = True
+    bench.hosts.busy = ["20261201T170000Z-abc", "20261201T170000Z-abc", ""]
+    assert bench.run() == 0
+    assert len(waits) == 2
+    assert bench.text.count("20261201T170000Z-abc of an earlier run is still at work") == 1
+    assert [call[0] for call in bench.plays.calls] == ["site.yml", "compare.yml"]
+
+
 def test_missing_packages_are_named_and_installed(bench: Bench) -> None:
     bench.missing = ["mmdebstrap"]
     bench.run()

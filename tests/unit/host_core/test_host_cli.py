@@ -143,6 +143,18 @@ def test_status_of_a_busy_and_of_an_interrupted_slot(world: World) -> None:
     assert "ann@desk" in status_text(status)
 
 
+def test_a_healthy_job_is_no_disagreement(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    register(world)
+    swap(world, "a", "j1")
+    world.start(B)
+    assert do(capsys, "status")[0] == 1
+    with SlotLock(world.paths.lock("smoke")).acquire(Owner(os.getpid(), "j2", "ann", "desk", "x", time.time())):
+        code, out, _ = do(capsys, "status")
+    assert code == 0
+    assert "DISAGREE" not in out and "a job is changing the slot" in out
+    assert f"{B} runs, but is not the committed variant" in out, "what is seen stays said"
+
+
 def test_status_names_what_the_inventory_declares(world: World) -> None:
     register(world)
     swap(world, "b", "j1")
