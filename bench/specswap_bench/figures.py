@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 NONE = "–"
@@ -88,7 +88,8 @@ def arm_rows(c: Mapping[str, Any]) -> list[Row]:
         )
         if key == "e2e_tok_per_s":
             quotient = c["verdict"]["ratio"]
-        note = base.get(f"{key}_reason") or cand.get(f"{key}_reason") or ""
+        found = {arm: c["arms"][arm].get(f"{key}_reason") for arm in names(c)}
+        note = "; ".join(f"{arm}: {reason}" for arm, reason in found.items() if reason)
         rows.append(Row(name, number(one, digits, scale), number(two, digits, scale), change(quotient), str(note)))
 
     add("end to end, tok/s", "e2e_tok_per_s", ratio=True)
@@ -96,6 +97,7 @@ def arm_rows(c: Mapping[str, Any]) -> list[Row]:
     add("first token, ms", "ttft_s", scale=1000, ratio=True)
     add("per token, ms", "tpot_s", digits=2, scale=1000, ratio=True)
     add("drafts accepted, %", "draft_acceptance", scale=100)
+    rows[-1] = replace(rows[-1], note="; ".join(filter(None, [rows[-1].note, _drafted(c)])))
     rows.append(
         Row(
             "drafted / accepted tokens",
@@ -118,6 +120,12 @@ def arm_rows(c: Mapping[str, Any]) -> list[Row]:
     add("swap, s (mean)", "swap_s", digits=2)
     add("downtime of a swap, s (mean)", "swap_downtime_s", digits=2)
     return rows
+
+
+def _drafted(c: Mapping[str, Any]) -> str:
+    """On how many prompts the candidate drafted: a share of accepted drafts says nothing about the other prompts."""
+    drafted = sum(1 for row in c["prompts"] if row["candidate_draft_n"])
+    return f"{names(c)[1]}: drafted on {drafted} of {len(c['prompts'])} prompts" if drafted else ""
 
 
 def match_lines(c: Mapping[str, Any]) -> list[str]:
@@ -179,11 +187,34 @@ def fingerprint_rows(c: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
 
 def repeat_lines(c: Mapping[str, Any]) -> list[str]:
     """Commands that repeat the comparison; with the pairs that a verdict still needs."""
-    arms = list(names(c))
     wanted = c["verdict"].get("pairs_needed") or c["pairs"]
-    extra = json.dumps({"arms": arms, "slot": c["slot"], "pairs": max(int(wanted), 1), "quick": False})
-    lines = [f"ansible-playbook compare.yml -e {shlex.quote(extra)}"]
-    command = c.get("controller", {}).get("command")
-    if command:
-        lines.append(f"# this comparison was: {command}")
-    return lines
+    given: dict[str, object] = {
+        "arms": ",".join(names(c)),
+        "slot": c["slot"],
+        "suite": c["suite"],
+        "pairs": max(int(wanted), 1),
+    }
+    command = str(c.get("controller", {}).get("command") or "")
+    words = _playbook_words(command)
+    for word in words[len(_start(words)) :]:
+        # The suite may be a file: then its path is what finds it again, not its name.
+        if word.startswith("suite="):
+            given["suite"] = word.removeprefix("suite=")
+    words = [*_start(words), *(word for key in given for word in ("-e", f"{key}={given[key]}"))]
+    return [shlex.join(words), *([f"# this comparison was: {command}"] if command else [])]
+
+
+def _playbook_words(command: str) -> list[str]:
+    """The words of `command` if it is an `ansible-playbook` (inventories, host, playbook); else what is usual."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = []
+    if len(words) < 2 or words[0] != "ansible-playbook" or not all(word.isprintable() for word in words):
+        return ["ansible-playbook", "compare.yml"]
+    return words
+
+
+def _start(words: list[str]) -> list[str]:
+    """Everything before the first `-e`."""
+    return words[: words.index("-e")] if "-e" in words else words

@@ -32,6 +32,9 @@ _TONES = {
     "not comparable": "bad",
 }
 
+# No verdict, or none that a figure may stand for.
+_UNDECIDED = ("not enough rounds", "inconclusive", "invalid", "not comparable")
+
 _STYLE = """
 :root { color-scheme: light dark; --bg: #f6f7f9; --card: #fff; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4;
   --good: #116329; --good-bg: #dafbe1; --bad: #a40e26; --bad-bg: #ffebe9; --wait: #7d4e00; --wait-bg: #fff8c5;
@@ -52,6 +55,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .good { --tone: var(--good); --tone-bg: var(--good-bg); } .bad { --tone: var(--bad); --tone-bg: var(--bad-bg); }
 .wait { --tone: var(--wait); --tone-bg: var(--wait-bg); } .calm { --tone: var(--calm); --tone-bg: var(--calm-bg); }
 .big { font-size: 2.4rem; font-weight: 700; margin: .4rem 0 0; font-variant-numeric: tabular-nums; }
+.aside { font-size: 1rem; font-weight: 400; }
 .soft { color: var(--soft); } p { margin: .3rem 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line); vertical-align: top; }
@@ -202,6 +206,14 @@ def _fingerprints(c: Mapping[str, Any]) -> str:
     return f"{top}<details><summary>{len(equal)} equal entries</summary>{table(equal)}</details>"
 
 
+def _headline(verdict: Mapping[str, Any]) -> str:
+    """The figure big under the word; where there is no verdict yet the word, so that nobody reads the figure as one."""
+    word, figure = _e(verdict["word"]), _e(change(verdict["ratio"]))
+    if verdict["word"] in _UNDECIDED:
+        return f'<p class="big">{word} <span class="soft aside">{figure}</span></p>'
+    return f'<span class="word">{word}</span><p class="big">{figure}</p>'
+
+
 def render_html(c: Mapping[str, Any]) -> str:
     """The whole page; `c` is the content of `comparison.json`. Every text from it is escaped."""
     base, cand = names(c)
@@ -214,8 +226,7 @@ def render_html(c: Mapping[str, Any]) -> str:
     )
     found = notes(c)
     parts = [
-        f'<section class="verdict {tone}"><span class="word">{_e(verdict["word"])}</span>'
-        f'<p class="big">{_e(change(verdict["ratio"]))}</p><h1>{_e(cand)} against {_e(base)}</h1>'
+        f'<section class="verdict {tone}">{_headline(verdict)}<h1>{_e(cand)} against {_e(base)}</h1>'
         f"<p>{_e(verdict['text'])}</p><p class=soft>{_e(facts)}</p></section>"
     ]
     if found:

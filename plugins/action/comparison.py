@@ -45,7 +45,7 @@ class ActionModule(Action):
         settings = bench.settings(args)
         plan = compare_plan(
             {arm: with_unit_text(resolve.pick(args["services"], arm, slot)) for arm in arms},
-            self.controller(),
+            self._driver(arms, slot, args),
             pairs=bench.pairs(args["pairs"]),
             quick=args["quick"],
             **settings,
@@ -76,6 +76,14 @@ class ActionModule(Action):
         self.say(f"\n{report.render_table(comparison)}\nReport: {directory / 'report.html'}")
         result["msg"] = failure(result) if result["failed"] else comparison["verdict"]["text"]
         return self.brief(result)
+
+    def _driver(self, arms: list[str], slot: str | None, args: dict[str, Any]) -> dict[str, str]:
+        """Who drives, with the whole command: what a comparison is given holds no secret."""
+        driver = self.controller()
+        given = {"arms": ",".join(arms), "slot": slot, "suite": args["suite"], "pairs": args["pairs"]}
+        words = [f"-e {shlex.quote(f'{key}={value}')}" for key, value in given.items() if value]
+        quick = ["-e quick=true"] if args["quick"] else []
+        return {**driver, "command": " ".join([driver["command"], *words, *quick])}
 
     def _fetch(self, path: str) -> dict[str, Any]:
         rc, out, err = self.shell(f"cat {shlex.quote(path)}")

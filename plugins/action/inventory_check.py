@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ansible_collections.specswap.core.plugins.module_utils.specswap_host.plan import PlanError, Service
 from ansible_collections.specswap.core.plugins.plugin_utils import bench, resolve
 from ansible_collections.specswap.core.plugins.plugin_utils.action import Action, Spec
-from ansible_collections.specswap.core.plugins.plugin_utils.checks import InventoryError
+from ansible_collections.specswap.core.plugins.plugin_utils.checks import InventoryError, known
 from ansible_collections.specswap.core.plugins.plugin_utils.render import RenderError, with_unit_text
+
+# What an inventory may set (docs/your-own-host.md), and what playbooks/vars/specswap.yml makes of it.
+_VARIABLES = frozenset(
+    f"specswap_{key}" for key in (*resolve.INVENTORY_KEYS, "keep_releases", "wheelhouse_dir", "results_dir")
+)
+_MADE = frozenset({"specswap_inventory", "specswap_services"})
 
 
 class ActionModule(Action):
@@ -25,6 +32,7 @@ class ActionModule(Action):
     _requires_connection = False
 
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        _known_variables(task_vars)
         services = resolve.services(args["inventory"])
         asked = args["require"] or args["slot"] or args["variant"] or args["arms"]
         slot = resolve.pick_slot(services, args["slot"]) if asked or not services else None
@@ -45,6 +53,14 @@ class ActionModule(Action):
             "wanted": resolve.wanted(args["inventory"]),
             "units": [service["unit"] for service in services],
         }
+
+
+def _known_variables(names: Iterable[str]) -> None:
+    """A variable that nothing reads is a typing error which would go unseen. Raises InventoryError."""
+    ours = [name for name in names if name.startswith("specswap_")]
+    unknown = sorted(name for name in ours if name not in _VARIABLES and name not in _MADE)
+    if unknown:
+        raise InventoryError([f"{name}: unknown variable.{known(name, _VARIABLES)}" for name in unknown])
 
 
 def _readable_for_hosts(services: list[dict[str, Any]]) -> None:

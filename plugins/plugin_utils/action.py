@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible import context
@@ -96,8 +98,12 @@ class Action(ActionBase):  # type: ignore[misc]
         return result
 
     def controller(self) -> dict[str, str]:
-        playbooks = " ".join(str(name) for name in context.CLIARGS.get("args", ()) if isinstance(name, str))
-        return controller_identity(f"ansible-playbook {playbooks}".strip())
+        """Who drives, with a command that finds this host again: inventories, host, playbook; no other argument."""
+        words = ["ansible-playbook"]
+        for inventory in context.CLIARGS.get("inventory") or ():
+            words += ["-i", _from_here(str(inventory))]
+        words += ["-l", self.host, *(str(name) for name in context.CLIARGS.get("args", ()) if isinstance(name, str))]
+        return controller_identity(shlex.join(words))
 
     def module(self, name: str, args: Mapping[str, Any], task_vars: dict[str, Any], **more: Any) -> dict[str, Any]:
         """One of our modules on the host; raises ModuleFailed when it failed."""
@@ -109,6 +115,12 @@ class Action(ActionBase):  # type: ignore[misc]
             raise ModuleFailed(result if told is None else {"failed": True, "msg": told})
         result.pop("invocation", None)
         return result
+
+
+def _from_here(inventory: str) -> str:
+    """An inventory as a user types it: Ansible makes the paths absolute. A list of hosts (`a,b`) stays."""
+    path = Path(inventory)
+    return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else inventory
 
 
 def without_root(text: str) -> str | None:

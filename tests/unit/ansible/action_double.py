@@ -24,6 +24,7 @@ def run_action(
     shell: Answer | None = None,
     module: Callable[[str, Mapping[str, Any]], dict[str, Any]] | None = None,
     check: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Told]:
     """`plugin` as Ansible runs it. `shell` answers commands, `module` answers modules: (name, arguments) -> result."""
     task = SimpleNamespace(check_mode=check, diff=False, args=dict(args), async_val=0, action="x", environment=None)
@@ -31,7 +32,9 @@ def run_action(
     action = plugin(task, connection, SimpleNamespace(), None, None, None)
     said = Told()
     monkeypatch.setattr(plugin, "say", lambda self, line: said.append(line))
-    monkeypatch.setattr(plugin, "controller", lambda self: {"user": "ops", "host": "laptop"})
+    monkeypatch.setattr(
+        plugin, "controller", lambda self: {"user": "ops", "host": "laptop", "command": "ansible-playbook x.yml"}
+    )
 
     def execute(self: Any, command: str, in_data: bytes | None = None, **_: Any) -> dict[str, Any]:
         assert shell is not None, f"nobody was to be asked, and {command} was"
@@ -44,4 +47,4 @@ def run_action(
 
     monkeypatch.setattr(plugin, "_low_level_execute_command", execute)
     monkeypatch.setattr(plugin, "_execute_module", execute_module)
-    return action.run(None, {"inventory_hostname": "ct200"}), said
+    return action.run(None, {"inventory_hostname": "ct200", **(variables or {})}), said

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from action_double import run_action
+from ansible import context
 from ansible.errors import AnsibleError
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.specswap.core.plugins.action import (
@@ -339,3 +340,25 @@ def test_a_slot_that_the_inventory_dropped_and_still_serves_is_warned_of(
         service_units.main()
     (warning,) = warnings
     assert warning.startswith("Slot gone: stop and disable x by hand, and move /var/lib/specswap/gone away")
+
+
+def test_unknown_variables_of_ours_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = inventory()
+    for name, wrong in (("specswap_slots", False), ("specswap_services", False), ("specswap_slot", True)):
+        result, _ = run_action(
+            monkeypatch, inventory_check.ActionModule, {"inventory": data}, variables={name: {}, "other": 1}
+        )
+        assert bool(result.get("failed")) is wrong, (name, result)
+    assert "specswap_slot: unknown variable. Did you mean specswap_slots? Known: " in result["msg"]
+
+
+def test_the_command_of_a_comparison_finds_the_host_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"inventory": (str(Path.cwd() / "inventory"), "/etc/other hosts.yml", "a,b"), "args": ("compare.yml",)}
+    monkeypatch.setattr(context, "CLIARGS", given)
+    plugin = object.__new__(comparison.ActionModule)
+    plugin.host = "box1"
+    options = {"suite": "code", "pairs": 4, "quick": True}
+    assert plugin._driver(["a", "b"], "smoke", options)["command"] == (
+        "ansible-playbook -i inventory -i '/etc/other hosts.yml' -i a,b -l box1 compare.yml"
+        " -e arms=a,b -e slot=smoke -e suite=code -e pairs=4 -e quick=true"
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from specswap_bench.cli import main
+from specswap_bench.figures import arm_rows, repeat_lines
 from specswap_bench.report import render_html, render_markdown, render_table
 from specswap_bench.suites import Prompt, Suite
 from test_comparison import PRINTS, compare
@@ -68,6 +69,34 @@ def test_html_starts_with_the_verdict() -> None:
     assert 'class="word">faster<' in text and "+25.4 %" in text
     assert text.index('class="word"') < text.index("<h2>Arms")
     assert "ansible-playbook compare.yml" in text
+
+
+def test_without_a_verdict_the_big_text_is_the_word() -> None:
+    result = compare()
+    result["verdict"]["word"] = "not enough rounds"
+    assert '<p class="big">not enough rounds <span class="soft aside">+25.4 %</span></p>' in render_html(result)
+
+
+def test_the_repeat_line_finds_the_host_and_the_suite_again() -> None:
+    start = "ansible-playbook -i inventory -i 'my hosts.yml' -l box1 compare.yml"
+    command = f"{start} -e arms=base,cand -e slot=smoke -e suite=own/code.jsonl -e pairs=1 -e quick=true"
+    result = compare(controller={"command": command})
+    line, comment = repeat_lines(result)
+    assert line.startswith(f"{start} -e arms=base,cand -e slot={result['slot']} -e suite=own/code.jsonl -e pairs=")
+    assert "quick" not in line and comment == f"# this comparison was: {command}"
+    result["controller"] = {"command": "specswap-host compare base cand"}
+    assert repeat_lines(result)[0].startswith("ansible-playbook compare.yml -e arms=base,cand ")
+
+
+def test_drafts_of_some_prompts_say_of_how_many() -> None:
+    result = compare()
+    for index, row in enumerate(result["prompts"]):
+        row["candidate_draft_n"] = 5 if index == 0 else 0
+    notes = [row.note for row in arm_rows(result) if row.name == "drafts accepted, %"]
+    assert f"cand: drafted on 1 of {len(result['prompts'])} prompts" in notes[0]
+    result["arms"]["cand"].update(draft_acceptance=0.9, draft_acceptance_reason=None)
+    result["arms"]["base"].update(draft_acceptance=None, draft_acceptance_reason="the server counted no drafts")
+    assert "base: the server counted no drafts; cand: drafted on 1 of" in render_html(result)
 
 
 def test_markdown() -> None:
