@@ -35,9 +35,7 @@ def preflight(ctx: Context, service: Service, own_units: Iterable[str]) -> list[
 
     `own_units` are the slot's units: they may hold the port, as they will be stopped.
     """
-    findings = [*_release(service), *_programs(service), *_user(service)]
-    for role, model in service.models.items():
-        findings += _model(role, model)
+    findings = [*file_findings(service), *_user(service)]
     findings += _masked(ctx, service)
     findings += _unit_text(ctx, service)
     findings += _port(ctx, service, set(own_units) | {service.unit})
@@ -46,6 +44,14 @@ def preflight(ctx: Context, service: Service, own_units: Iterable[str]) -> list[
         findings += ctx.engine(service.engine).static_checks(service)
     except EngineError as error:
         findings.append(Finding("engine_unknown", str(error), f"{PROVISION} with this version of specswap"))
+    return findings
+
+
+def file_findings(service: Service) -> list[Finding]:
+    """What is wrong with the files that the next start of `service` needs: release, programs, models."""
+    findings = [*_release(service), *_programs(service)]
+    for role, model in service.models.items():
+        findings += _model(role, model)
     return findings
 
 

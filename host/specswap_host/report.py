@@ -18,7 +18,7 @@ from .journal import Journal, unfinished
 from .loan import lent
 from .lock import holder
 from .plan import Plan, PlanError, Service
-from .preflight import preflight
+from .preflight import file_findings, preflight
 from .procfs import unit_of
 from .state import StateError
 from .swap import slot_units, unit_on_disk, what_is_needed
@@ -71,13 +71,16 @@ def slot_status(ctx: Context, slot: str) -> dict[str, Any]:
                 "main_pid": proof.unit.main_pid,
                 "n_restarts": proof.unit.n_restarts,
                 "invocation_id": proof.unit.invocation_id,
-                "enabled": proof.unit.unit_file_state == "enabled",
+                "enabled": proof.unit.starts_at_boot,
+                # A process that nobody swapped in holds the live tiers at best, never the committed proof.
+                "restarted": proof.unit.invocation_id != state.active.invocation_id,
                 "drop_ins": list(proof.unit.drop_ins),
             }
             if not proof.ok:
                 reasons.append(proof.problem)
-            if proof.ok and proof.unit.unit_file_state != "enabled":
-                reasons.append(f"{service.unit} is {proof.unit.unit_file_state}: it would not start at boot")
+            if proof.ok and not proof.unit.starts_at_boot:
+                reasons.append(f"{service.unit} is {proof.unit.boot_text()}: it would not start at boot")
+            reasons += [f"{one.message}: the next start would fail" for one in file_findings(service)]
             if unit_on_disk(ctx, service.unit) != service.unit_text:
                 reasons.append(f"{ctx.paths.unit(service.unit)} differs from what was committed")
             running = [unit for unit in running if unit != service.unit]
@@ -133,7 +136,9 @@ def status_text(status: dict[str, Any]) -> str:
     owners = [f"pid {one['pid']} ({one['unit'] or one['command']})" for one in live["port"]]
     lines.append(f"  port owner {', '.join(owners) or 'nobody listens'}")
     if active:
-        lines.append(f"  live proof tiers {_numbers(live['tiers'])} hold now")
+        again = live["unit"] and live["unit"]["restarted"]
+        more = "; the process was started anew since its swap, higher tiers were not proven on it" if again else ""
+        lines.append(f"  live proof tiers {_numbers(live['tiers'])} hold now{more}")
     if status["wanted"] and status["wanted"] != (active or {}).get("variant"):
         lines.append(f"  inventory  declares {status['wanted']}")
     if active and not status["registered"]:

@@ -18,12 +18,13 @@ from . import golden as goldens
 from . import state as states
 from .atomic import write_text
 from .context import Context, Interrupted
+from .faults import error_lines, first_traceback
 from .floor import note_record
 from .gate import Failure, Gate, GateResult, prove_now
 from .handover import prove_handover, stop_units
 from .journal import Journal, JournalError
 from .plan import Plan, Service
-from .preflight import preflight
+from .preflight import file_findings, preflight
 from .state import Active, State, StateError
 from .systemd import SystemdError
 
@@ -243,7 +244,16 @@ class _Swap:
         previous = self._state.active.service if self._state.active else None
         if previous is not None and previous.same_as(wanted):
             previous = self._state.previous
+        before = self._state
         warning = self._commit(wanted, previous, result, units)
+        lost = self._last_look(wanted, result)
+        if lost is not None:
+            # Nothing of this was told yet: take the commit back, and give the slot back as after any other failure.
+            self._state, self._touched = before, True
+            with contextlib.suppress(StateError):
+                states.save(ctx.paths.state(self._plan.slot), before)
+            self._note(lost.kind, lost.tier, message=lost.message, **lost.report)
+            raise _Failed(lost)
         downtime = self._downtime(result)
         self._note("committed", variant=wanted.variant, unit=wanted.unit, downtime_s=downtime, warning=warning)
         return self._result("swapped", downtime_s=downtime, active=wanted.variant)
@@ -326,6 +336,30 @@ class _Swap:
         figures = self._keep_figures(active, result)
         return "; ".join(problem for problem in (boot, figures) if problem)
 
+    def _last_look(self, service: Service, result: GateResult) -> Failure | None:
+        """What was lost since the soak, while state and boot were written; None when the proven process serves."""
+        ctx = self._ctx
+        proof = prove_now(ctx, service, tiers=1)
+        problem = proof.problem
+        if proof.ok and proof.unit.invocation_id != result.invocation_id:
+            problem = f"{service.unit} was started anew after it was proven"
+        rivals = [state.unit for state in ctx.systemd.show(*service.rivals) if state.running]
+        if not problem and rivals:
+            problem = f"{', '.join(rivals)} was started beside it"
+        if not problem:
+            return None
+        lines: list[str] = []
+        with contextlib.suppress(SystemdError):
+            lines, _ = ctx.systemd.log_lines(result.invocation_id, last=500)
+        report = {
+            "unit": service.unit,
+            "name": "unit",
+            "traceback": first_traceback(lines),
+            "lines": error_lines(lines),
+            "fix": f"read the log: journalctl _SYSTEMD_INVOCATION_ID={result.invocation_id}",
+        }
+        return Failure("tier_failed", 0, f"passed the gate and was lost right after the soak: {problem}", report)
+
     def _set_boot(self, state: State, units: Sequence[str]) -> str:
         """`finalise`; what went wrong in words, as the service serves all the same."""
         try:
@@ -364,6 +398,9 @@ class _Swap:
             second, result = Failure("failed", None, f"{type(error).__name__}: {error}"), None
         with contextlib.suppress(SystemdError, OSError):
             finalise(ctx, self._state, units)
+        if second is None and active is not None and result is not None:
+            with contextlib.suppress(SystemdError):
+                second = self._last_look(active.service, result)
         outcome = "interrupted" if failure.kind == "interrupted" else "rolled_back"
         if second is not None:
             host = self._describe_host(units, wanted)
@@ -520,9 +557,12 @@ def what_is_needed(ctx: Context, state: State, wanted: Service) -> Need:
     # A unit that systemd has not read anew may have been started with other settings than those in its file.
     if not proof.ok or proof.unit.need_daemon_reload or any(unit.running for unit in ctx.systemd.show(*wanted.rivals)):
         return Need("swap")
+    # What serves now could not be started again: the swap's own preflight says so, and touches nothing.
+    if file_findings(wanted):
+        return Need("swap")
     changes = [f"rewrite {wanted.unit}"] if len(texts) > 1 else []
-    if proof.unit.unit_file_state != "enabled":
-        changes.append(f"enable {wanted.unit} at boot (it is {proof.unit.unit_file_state or 'of unknown state'})")
+    if not proof.unit.starts_at_boot:
+        changes.append(f"enable {wanted.unit} at boot (it is {proof.unit.boot_text()})")
     return Need("refresh" if changes else "noop", tuple(changes), proof.unit.drop_ins)
 
 

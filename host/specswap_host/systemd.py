@@ -23,10 +23,13 @@ _PROPERTIES = (
     "ControlGroup",
     "NeedDaemonReload",
     "UnitFileState",
+    "WantedBy",
     "Job",
     "FragmentPath",
     "DropInPaths",
 )
+# What the unit template's [Install] section names.
+BOOT_TARGET = "multi-user.target"
 # The gate's own drop-in, for the time of the gate; all others are an operator's or the distribution's.
 GATE_DROP_IN = "90-specswap-gate.conf"
 
@@ -59,6 +62,18 @@ class UnitState:
     job: bool = False
     fragment: str = ""
     drop_ins: tuple[str, ...] = ()
+    wanted_by: tuple[str, ...] = ()
+
+    @property
+    def starts_at_boot(self) -> bool:
+        """Enabled, and by the target that a normal boot reaches: `enabled` alone may mean the rescue target."""
+        return self.unit_file_state == "enabled" and (not self.wanted_by or BOOT_TARGET in self.wanted_by)
+
+    def boot_text(self) -> str:
+        """Why it does not start at boot, in words."""
+        if self.unit_file_state == "enabled":
+            return f"wanted by {', '.join(self.wanted_by)} only"
+        return self.unit_file_state or "of unknown state"
 
     @property
     def running(self) -> bool:
@@ -124,6 +139,7 @@ def parse_show(unit: str, text: str) -> UnitState:
         control_group=values.get("ControlGroup", ""),
         need_daemon_reload=values.get("NeedDaemonReload", "no") == "yes",
         unit_file_state=values.get("UnitFileState", ""),
+        wanted_by=tuple(values.get("WantedBy", "").split()),
         job=values.get("Job", "") not in ("", "0"),
         fragment=values.get("FragmentPath", ""),
         drop_ins=tuple(path for path in values.get("DropInPaths", "").split() if Path(path).name != GATE_DROP_IN),

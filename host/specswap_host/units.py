@@ -223,8 +223,8 @@ def _not_in_force(unit: str, systemd: Systemd) -> str | None:
     (state,) = systemd.show(unit)
     if state.active_state != "active":
         return f"{unit} was committed but does not run"
-    if state.unit_file_state != "enabled":
-        return f"{unit} serves, but is {state.unit_file_state or 'unknown'} at boot: it would not start"
+    if not state.starts_at_boot:
+        return f"{unit} serves, but is {state.boot_text()} at boot: it would not start"
     return None
 
 

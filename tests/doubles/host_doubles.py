@@ -98,6 +98,7 @@ class World:
         self.units: dict[str, Running] = {}
         self.argvs: dict[str, list[str]] = {}
         self.enabled: set[str] = set()
+        self.boot_target = "multi-user.target"  # what wants the enabled units
         self.drop_ins: dict[str, tuple[str, ...]] = {}
         self.foreign: list[Listener] = []
         self.calls: list[str] = []
@@ -158,6 +159,8 @@ class FakeSystemd(Systemd):
         if running is None:
             return UnitState(unit, "loaded", "inactive", "dead", "success", unit_file_state=file_state)
         common: dict[str, Any] = {"invocation_id": running.invocation, "unit_file_state": file_state}
+        if unit in world.enabled:
+            common["wanted_by"] = (world.boot_target,)
         common["drop_ins"] = world.drop_ins.get(unit, ())
         behaviour = running.behaviour
         if not world.alive(unit):

@@ -19,7 +19,7 @@ from specswap_host.narrate import narrate
 from specswap_host.plan import Plan
 from specswap_host.preflight import preflight
 from specswap_host.procfs import Listener
-from specswap_host.swap import SwapResult, restore_committed, run_swap
+from specswap_host.swap import SwapResult, restore_committed, run_swap, what_is_needed
 
 A, B = "llamacpp-a-smoke.service", "llamacpp-b-smoke.service"
 
@@ -502,3 +502,59 @@ def test_restore_leaves_a_serving_variant_alone(serving_a: World) -> None:
     proven, _ = restore_committed(swap_plan(serving_a, "b"), journal(serving_a), serving_a.context())
     assert proven and serving_a.units[A].invocation == invocation
     assert_a_serves(serving_a)
+
+
+def _at_commit(world: World, change: Callable[[], None]) -> None:
+    """Something happens while the boot settings are written: after the soak, before the end is told."""
+    enable, done = world.calls.append, []
+
+    class Calls(list[str]):
+        def append(self, call: str) -> None:
+            enable(call)
+            super().append(call)
+            if call.startswith("enable llamacpp-b") and not done:
+                done.append(call)
+                change()
+
+    world.calls = Calls(world.calls)
+
+
+@pytest.mark.parametrize("loss", ["died", "restarted", "rival"])
+def test_what_is_lost_between_soak_and_end_is_no_swap(serving_a: World, loss: str) -> None:
+    world = serving_a
+    unit = "llamacpp-b-smoke.service"
+
+    def change() -> None:
+        if loss == "rival":
+            world.start("llamacpp-a-smoke.service")
+        elif loss == "died":
+            world.units[unit].behaviour = Behaviour(exit_s=0.0, exit_code=1)
+        else:
+            world.units[unit].invocation += "-again"
+
+    _at_commit(world, change)
+    result = run_swap(swap_plan(world, "b"), journal(world), world.context())
+    assert result.outcome == "rolled_back", result
+    assert result.active == "a"
+    assert "right after the soak" in result.cause
+    names = [event["event"] for event in journal(world).read()]
+    assert "rolled_back" in names
+    state = states.load(world.paths.state("smoke"), "smoke")
+    assert state.active is not None and state.active.service.variant == "a"
+
+
+def test_a_unit_that_only_the_rescue_target_starts_does_not_start_at_boot(serving_a: World) -> None:
+    serving_a.boot_target = "rescue.target"
+    state = states.load(serving_a.paths.state("smoke"), "smoke")
+    wanted = swap_plan(serving_a, "a").service
+    assert wanted is not None
+    need = what_is_needed(serving_a.context(), state, wanted)
+    assert need.kind == "refresh" and "rescue.target" in need.changes[0]
+
+
+def test_a_variant_that_could_not_start_again_is_no_noop(serving_a: World) -> None:
+    plan = swap_plan(serving_a, "a")
+    (serving_a.paths.root / "opt/models/m/m.gguf").unlink()
+    result = run_swap(plan, journal(serving_a), serving_a.context())
+    assert (result.outcome, result.active) == ("refused", "a")
+    assert "m.gguf" in result.cause
