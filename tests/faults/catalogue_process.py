@@ -59,6 +59,14 @@ def _foreign_cgroup(host: FaultHost) -> None:
     )
 
 
+def _dies_after_the_soak(host: FaultHost) -> None:
+    host.hook(at="soak_passed", do="exec", argv=["systemctl", "kill", "--signal=SIGKILL", host.unit("b")])
+
+
+def _rival_after_the_soak(host: FaultHost) -> None:
+    host.hook(at="soak_passed", do="exec", argv=["systemctl", "start", host.unit("a")])
+
+
 FAULTS = [
     Fault("crash_at_import", injected="the new server dies at once with ModuleNotFoundError", server=["--import-error"],
           says=["ModuleNotFoundError"], fast=True, **ROLLED_BACK),
@@ -109,4 +117,8 @@ FAULTS = [
           says=["And the way back failed"], fast=True),
     Fault("first_swap_crashes", "process", "the very first server of the slot crashes", "rolled_back", "crash", None,
           server=["--import-error"], start=False, says=["the slot is empty"]),
+    Fault("dies_after_soak", "process", "the new server passes the soak and is killed before the end is told",
+          "rolled_back", "tier 0", "a", inject=_dies_after_the_soak, says=["right after the soak"], fast=True),
+    Fault("rival_after_soak", "process", "somebody starts the old unit again in that very moment", "rolled_back",
+          "tier 0", "a", inject=_rival_after_the_soak, says=["right after the soak"]),
 ]  # fmt: skip
