@@ -108,6 +108,10 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+# Names the archive to build from on machines that are neither Debian nor Ubuntu.
+MIRROR_VARIABLE = "SPECSWAP_APT_MIRROR"
+
+
 def cache_folder(env: Mapping[str, str] | None = None) -> Path:
     """$SPECSWAP_CACHE, else $XDG_CACHE_HOME/specswap, else ~/.cache/specswap."""
     env = os.environ if env is None else env
@@ -128,7 +132,9 @@ def _has_entries(text: str) -> bool:
     return any(line.startswith(("deb ", "deb\t", "deb[", "URIs:")) for line in lines)
 
 
-def choose_source(os_release: Mapping[str, str], files: Mapping[str, str], keyrings: Mapping[str, bool]) -> AptSource:
+def choose_source(
+    os_release: Mapping[str, str], files: Mapping[str, str], keyrings: Mapping[str, bool], mirror: str = ""
+) -> AptSource:
     """The apt source to build from.
 
     `files` maps paths of apt source files to their text, `keyrings` says which keyring files exist. Debian and Ubuntu
@@ -146,16 +152,21 @@ def choose_source(os_release: Mapping[str, str], files: Mapping[str, str], keyri
     if suite := os_release.get("UBUNTU_CODENAME", "") or (
         os_release.get("VERSION_CODENAME", "") if system == "ubuntu" else ""
     ):
-        base, keyring, parts = "http://archive.ubuntu.com/ubuntu", ubuntu, "main universe"
+        name, keyring, parts = "Ubuntu", ubuntu, "main universe"
     else:
         suite = os_release.get("DEBIAN_CODENAME", "") or "bookworm"
-        base, keyring, parts = "http://deb.debian.org/debian", debian, "main"
+        name, keyring, parts = "Debian", debian, "main"
     if not keyrings.get(keyring):
         raise SandboxError(
             f"no apt source for the hosts' root file system: no Debian or Ubuntu source in /etc/apt, no {keyring}; "
             f"install the package {'ubuntu-keyring' if keyring == ubuntu else 'debian-archive-keyring'}"
         )
-    return AptSource(suite, f"deb [signed-by={keyring}] {base} {suite} {parts}\n", deb822=False)
+    if not mirror:
+        raise SandboxError(
+            f"no apt source for the hosts' root file system: /etc/apt has none of Debian or Ubuntu; "
+            f"set {MIRROR_VARIABLE} to the address of a {name} archive that holds {suite}"
+        )
+    return AptSource(suite, f"deb [signed-by={keyring}] {mirror} {suite} {parts}\n", deb822=False)
 
 
 def machine_recipe() -> Recipe:
@@ -171,6 +182,7 @@ def machine_recipe() -> Recipe:
         parse_os_release(release.read_text(encoding="utf-8")) if release.exists() else {},
         files,
         {path: Path(path).exists() for path in paths},
+        os.environ.get(MIRROR_VARIABLE, ""),
     )
     return Recipe(source, platform.machine())
 

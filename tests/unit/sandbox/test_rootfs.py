@@ -44,13 +44,17 @@ def test_an_old_one_line_source_is_used() -> None:
 
 def test_a_derivative_builds_the_release_it_descends_from() -> None:
     release = {"ID": "linuxmint", "VERSION_CODENAME": "wilma", "UBUNTU_CODENAME": "noble"}
-    source = choose_source(release, {"/etc/apt/sources.list": "deb http://mint.example wilma main\n"}, {UBUNTU: True})
+    own = {"/etc/apt/sources.list": "deb http://mint.example wilma main\n"}
+    source = choose_source(release, own, {UBUNTU: True}, "http://mirror.example/ubuntu")
     assert source.suite == "noble"
     assert f"signed-by={UBUNTU}" in source.text and "mint" not in source.text
 
 
 def test_another_distribution_builds_debian_when_it_has_the_keyring() -> None:
-    assert choose_source({"ID": "fedora"}, {}, {DEBIAN: True}).suite == "bookworm"
+    source = choose_source({"ID": "fedora"}, {}, {DEBIAN: True}, "http://mirror.example/debian")
+    assert source.suite == "bookworm" and " http://mirror.example/debian " in source.text
+    with pytest.raises(SandboxError, match="SPECSWAP_APT_MIRROR"):
+        choose_source({"ID": "fedora"}, {}, {DEBIAN: True})
     with pytest.raises(SandboxError, match="debian-archive-keyring"):
         choose_source({"ID": "fedora"}, {}, {})
 
