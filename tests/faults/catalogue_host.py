@@ -8,6 +8,8 @@ from fault_case import Fault, Told, Truth
 from fault_host import SLOT, STATE_DIR, FaultHost
 
 REFUSED = {"kind": "host", "outcome": "refused", "serves": "a", "untouched": True}
+#: Both variants start from the same files, and `status` says that the serving one would not start again either.
+SHARED_FILES = {**REFUSED, "agrees": False}
 CACHE_B = f"/var/cache/specswap/{SLOT}/b"
 
 
@@ -266,22 +268,22 @@ FAULTS = [
     Fault("user_locks_files", "host", "an ordinary user takes every lock of the slot that it can open", "swapped",
           "gate", "b", inject=_user_locks),
     Fault("release_missing", injected="the release is gone", noticed_by="preflight: release_missing",
-          inject=_service_file("release", "mv {0} {0}.away; sleep 0"), clean=False, **REFUSED),
+          inject=_service_file("release", "mv {0} {0}.away; sleep 0"), clean=False, **SHARED_FILES),
     Fault("release_unfinished", injected="the release has no stamp", noticed_by="preflight: release_unstamped",
-          inject=_service_file("release", "rm {0}/specswap-release.json"), **REFUSED),
+          inject=_service_file("release", "rm {0}/specswap-release.json"), **SHARED_FILES),
     Fault("model_truncated", injected="the model's file is shorter than planned", noticed_by="preflight: model_size",
-          inject=_service_file("model", "truncate -s 5 {0}"), **REFUSED),
+          inject=_service_file("model", "truncate -s 5 {0}"), **SHARED_FILES),
     Fault("model_unverified", injected="the model was never verified", noticed_by="preflight: model_unstamped",
-          inject=_service_file("model", "rm $(dirname {0})/specswap-model.json"), **REFUSED),
+          inject=_service_file("model", "rm $(dirname {0})/specswap-model.json"), **SHARED_FILES),
     Fault("release_changed", injected="somebody put a file into the release", noticed_by="preflight: release_changed",
-          inject=_service_file("release", "touch {0}/added.py"), after=_remove_added, **REFUSED),
+          inject=_service_file("release", "touch {0}/added.py"), after=_remove_added, **SHARED_FILES),
     Fault("model_changed", injected="the model has other content of the same size",
           noticed_by="preflight: model_changed",
-          inject=_service_file("model", "sed -i s/weights/Weights/ {0}"), **REFUSED),
+          inject=_service_file("model", "sed -i s/weights/Weights/ {0}"), **SHARED_FILES),
     Fault("launcher_changed", injected="one line was added to the launcher", noticed_by="preflight: launcher_changed",
-          inject=_service_file("launcher", "echo '# quick fix' >>{0}"), **REFUSED),
+          inject=_service_file("launcher", "echo '# quick fix' >>{0}"), **SHARED_FILES),
     Fault("launcher_missing", injected="the launcher is gone", noticed_by="preflight: launcher_missing",
-          inject=_service_file("launcher", "rm {0}"), **REFUSED),
+          inject=_service_file("launcher", "rm {0}"), **SHARED_FILES),
     Fault("launcher_unreadable", "host", "the services' user may not read the launcher", "rollback_failed", "crash",
           None, committed="a", inject=_service_file("launcher", "chmod 600 {0}"), says=["Permission denied"]),
 ]  # fmt: skip
