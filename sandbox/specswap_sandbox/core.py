@@ -394,6 +394,7 @@ class Sandbox:
             if state.load(self.state) is None:
                 return
         if not self.state.exists() and not entry:
+            state.unregister(self.tag)  # what a killed process half wrote
             return
         if not entry and not self._may_be_removed():
             raise SandboxError(

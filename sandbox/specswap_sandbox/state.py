@@ -88,5 +88,8 @@ def registered() -> dict[str, dict[str, str]]:
 def unregister(tag: str) -> None:
     """Drop the registry entry of `tag`, and the registry itself with its last entry."""
     (REGISTRY / f"{tag}.json").unlink(missing_ok=True)
+    # A process killed before its rename leaves the half that it had written.
+    for torn in REGISTRY.glob(f".{tag}.json.*"):
+        torn.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         REGISTRY.rmdir()

@@ -286,3 +286,14 @@ def test_the_command_line_runs_as_a_module() -> None:
     result = run([sys.executable, "-m", "specswap_sandbox", "--help"])
     assert "examples:" in result.stdout
     assert str(core.DEFAULT_STATE) in result.stdout
+
+
+def test_the_half_written_entry_of_a_killed_process_goes_with_its_tag() -> None:
+    state.REGISTRY.mkdir(parents=True, exist_ok=True)
+    torn, other = state.REGISTRY / ".mine.json.4501", state.REGISTRY / ".else.json.4502"
+    torn.write_text("{")
+    other.write_text("{")
+    state.unregister("mine")
+    assert not torn.exists() and other.exists()
+    state.unregister("else")
+    assert not state.REGISTRY.exists()
